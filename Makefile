@@ -1,0 +1,43 @@
+# Two commands, each from a bare clone with Python 3.11 or newer and pip:
+#   make run    learn 90 glyphs in five steps, with and without Weight Aligning, and compare
+#   make test   prove the code
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: run test check format bench clean
+
+run: $(VENV)/.core
+	$(BIN)/equipoise compare glyphs --methods ce+kd,wa --seeds 0 --out runs/demo
+
+test: check
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/training_step.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# A stamp a set of packages: a second call installs nothing, an edit of the requirements installs again.
+$(VENV)/.core: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once; PyTorch is large, this takes a minute or two)…"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "equipoise needs Python 3.11 or newer: run make with PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,31 @@
+"""equipoise: a classifier that learns new classes over time and treats old and new ones fairly.
+
+The names below load their module when first used, so that ``import equipoise`` and ``equipoise --help`` stay instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from equipoise.data.herding import herd as herd
+    from equipoise.learn.align import align_head as align_head
+    from equipoise.learn.align import head_norms as head_norms
+    from equipoise.study.experiment import run as run
+
+_HOME = {
+    "align_head": "equipoise.learn.align",
+    "head_norms": "equipoise.learn.align",
+    "herd": "equipoise.data.herding",
+    "run": "equipoise.study.experiment",
+}
+__all__ = ["__version__", "align_head", "head_norms", "herd", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'equipoise' has no attribute '{name}'")

@@ -1,0 +1,330 @@
+"""The command line. Only strings and numbers live here: torch is imported when a command runs, not for ``--help``."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from cyclopts import App, CycloptsError, Parameter
+
+from equipoise import __version__
+from equipoise.errors import EquipoiseError, UsageError
+
+app = App(
+    name="equipoise",
+    help="Learn new classes step by step, without forgetting the old ones or favouring the new.",
+    version=__version__,
+    help_format="plaintext",
+)
+
+Sets = Annotated[list[str] | None, Parameter(name="--set", negative=())]
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+@app.command
+def run(
+    dataset: str = "glyphs",
+    *,
+    method: str = "wa",
+    steps: str | None = None,
+    recipe: str | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    data_root: Path | None = None,
+    memory: int | None = None,
+    epochs: int | None = None,
+    order: str | None = None,
+    set_: Sets = None,
+    device: str | None = None,
+    threads: int | None = None,
+    json: Flag = False,
+    quiet: Flag = False,
+    dry_run: Flag = False,
+) -> None:
+    """Learn a data set in steps; the same command goes on where it stopped.
+
+    Parameters
+    ----------
+    dataset
+        glyphs (nothing to download), digits, cifar100, imagenet100, imagenet1000, folder: see `equipoise datasets`.
+    method
+        wa, ce, ce+wa, ce+kd, ce+kd+wnl, ce+kd+unit, joint: see `equipoise methods`.
+    steps
+        A number of equal steps, or their sizes: 5, or 50,10x5.
+    recipe
+        Published settings by name, or your own TOML file: see `equipoise recipes`.
+    seed
+        Another seed, another run; the same seed, the same bits.
+    out
+        The run's directory.
+    data_root
+        Where the data lies, or is downloaded to.
+    memory
+        Images of old classes that may be kept.
+    epochs
+        Epochs a step.
+    order
+        The order of classes: 1993, icarl, natural, or any seed.
+    set_
+        Any other setting, as train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated.
+    device
+        cpu, cuda, mps, …
+    threads
+        CPU threads.
+    json
+        One JSON object a line instead of a table.
+    quiet
+        Only the last lines.
+    dry_run
+        Show what would be learned, and how long it would take, and stop.
+    """
+    from equipoise.study.experiment import Experiment, default_directory, estimate, execute
+    from equipoise.study.progress import make_reporter
+    from equipoise.study.recipe import resolve
+
+    overrides = _overrides(set_, steps, memory, epochs, order, device, threads)
+    settings = resolve(dataset, method, recipe, seed, overrides)
+    if dry_run:
+        _show_plan(Experiment.prepare(settings, data_root), json, estimate)
+        return
+    reporter = make_reporter(json, quiet)
+    try:
+        execute(settings, out or default_directory(settings), data_root, reporter)
+    finally:
+        reporter.close()
+
+
+def _show_plan(experiment: Any, json: bool, estimate: Any) -> None:
+    from equipoise.study.progress import duration
+
+    settings, stream = experiment.settings, experiment.stream
+    loads = experiment.workload()
+    plan = {
+        "dataset": settings.dataset,
+        "method": settings.method,
+        "recipe": settings.recipe,
+        "classes": stream.sizes,
+        "images": loads,
+        "epochs": settings.train.epochs,
+        "memory": settings.memory,
+        "backbone": settings.net.backbone,
+        "parameters": sum(p.numel() for p in experiment.method.parameters()),
+        "seconds": round(estimate(experiment), 1),
+    }
+    if json:
+        print(json_module.dumps(plan))
+        return
+    print(f"{plan['method']} on {plan['dataset']}, recipe {plan['recipe']}, {plan['backbone']}:")
+    for index, (size, images) in enumerate(zip(stream.sizes, loads, strict=True), 1):
+        print(f"  step {index}: {size} new classes, {images:,} images × {plan['epochs']} epochs")
+    print(f"about {duration(plan['seconds'])} of training on this machine")
+
+
+@app.command
+def compare(
+    dataset: str = "glyphs",
+    *,
+    methods: str = "ce,ce+wa,ce+kd,wa",
+    seeds: str = "0",
+    out: Path = Path("runs/compare"),
+    steps: str | None = None,
+    recipe: str | None = None,
+    data_root: Path | None = None,
+    memory: int | None = None,
+    epochs: int | None = None,
+    order: str | None = None,
+    set_: Sets = None,
+    device: str | None = None,
+    threads: int | None = None,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> None:
+    """Run several methods and seeds on one stream and print them side by side; goes on where it stopped.
+
+    Parameters
+    ----------
+    dataset
+        See `equipoise datasets`.
+    methods
+        Names with commas between them: see `equipoise methods`.
+    seeds
+        Whole numbers with commas between them.
+    out
+        The comparison's directory: one run directory a method and seed, and compare.json.
+    steps
+        A number of equal steps, or their sizes: 5, or 50,10x5.
+    recipe
+        Published settings by name, or your own TOML file.
+    data_root
+        Where the data lies, or is downloaded to.
+    memory
+        Images of old classes that may be kept.
+    epochs
+        Epochs a step.
+    order
+        The order of classes: 1993, icarl, natural, or any seed.
+    set_
+        Any other setting, as train.lr=0.05; may be repeated.
+    device
+        cpu, cuda, mps, …
+    threads
+        CPU threads.
+    json
+        The whole comparison as one JSON object.
+    quiet
+        Only the comparison.
+    """
+    from rich.console import Console
+
+    from equipoise.study.compare import compare as run_all
+    from equipoise.study.progress import Reporter, make_reporter
+    from equipoise.study.tables import comparison
+
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError as error:
+        raise UsageError(f"seeds '{seeds}' cannot be read: give whole numbers, as 0,1,2") from error
+    reporter = Reporter() if json or quiet else make_reporter(False, False)
+    overrides = _overrides(set_, steps, memory, epochs, order, device, threads)
+    try:
+        table = run_all(
+            dataset,
+            [name.strip() for name in methods.split(",")],
+            numbers,
+            out,
+            recipe=recipe,
+            data_root=data_root,
+            overrides=overrides,
+            reporter=reporter,
+        )
+    finally:
+        reporter.close()
+    if json:
+        print(json_module.dumps(table))
+        return
+    console = Console(highlight=False)
+    console.print(comparison(table))
+    console.print(f"files: {out}   (finished runs are kept: remove the directory to run them anew)")
+
+
+@app.command
+def align(
+    checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, norm: int = 1, clamp: bool = True
+) -> None:
+    """Weight Aligning alone: correct the head of anybody's checkpoint.
+
+    Parameters
+    ----------
+    checkpoint
+        A safetensors file, or a torch file that holds nothing but tensors.
+    head
+        The name of the last layer's weight in it; a bias beside it is scaled too.
+    old
+        How many of its classes, the first ones, are old.
+    out
+        Where the corrected checkpoint goes, in the same format.
+    norm
+        The norm of the weights, 1 or 2.
+    clamp
+        Never make new classes stronger (γ at most 1).
+    """
+    from equipoise.study.align_file import align_file
+
+    report = align_file(checkpoint, head, old, out, norm, clamp)
+    print(
+        f"γ = {report.gamma:.4f}: mean norm of {report.old} old classes {report.norm_old:.3f}, "
+        f"of {report.new} new ones {report.norm_new:.3f} → {report.norm_new * report.gamma:.3f}; wrote {out}"
+    )
+
+
+@app.command
+def methods() -> None:
+    """List the methods."""
+    from equipoise.methods import registry
+
+    for name, (cls, _) in registry().items():
+        print(f"{name:12} {(cls.__doc__ or '').strip().splitlines()[0]}")
+
+
+@app.command
+def datasets() -> None:
+    """List the data sets."""
+    from equipoise.data.sources import SOURCES
+
+    for name, source in SOURCES.items():
+        print(f"{name:18} {source.about}")
+
+
+@app.command
+def recipes() -> None:
+    """List the recipes."""
+    from equipoise.study.recipe import read_recipe, recipe_names
+
+    for name in recipe_names():
+        print(f"{name:20} {read_recipe(name).get('about', '')}")
+
+
+def _overrides(
+    assignments: Sequence[str] | None,
+    steps: str | None,
+    memory: int | None,
+    epochs: int | None,
+    order: str | None,
+    device: str | None,
+    threads: int | None,
+) -> dict[str, dict[str, Any]]:
+    """Settings by section, from the options that have a name of their own and from --set."""
+    from equipoise.study.recipe import parse_overrides
+
+    overrides = parse_overrides(assignments or [])
+    named = [
+        ("stream", "steps", int(steps) if steps and steps.isdecimal() else steps),
+        ("memory", "size", memory),
+        ("train", "epochs", epochs),
+        ("stream", "order", order),
+        ("runtime", "device", device),
+        ("runtime", "threads", threads),
+    ]
+    for section, name, value in named:
+        if value is not None:
+            overrides.setdefault(section, {})[name] = value
+    return overrides
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command; a mistake of the user's is one sentence and exit code 2."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
+    try:
+        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)")
+    except EquipoiseError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        print(
+            "\nstopped; every finished epoch is saved, and the same command goes on from there:\n"
+            f"  equipoise {shlex.join(tokens)}",
+            file=sys.stderr,
+        )
+        sys.exit(130)
+    except BrokenPipeError:
+        # whoever read our output has left; point stdout elsewhere so that Python's own flush at exit does not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _command(tokens: Sequence[str]) -> str:
+    return f"{tokens[0]} " if tokens and not tokens[0].startswith("-") else ""
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(f"equipoise: {sentence}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,58 @@
+"""From uint8 batches to what a network takes: augmentation with a draw for every image, then normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from equipoise.data.images import Images
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training images are varied, and how all images are normalised."""
+
+    mean: tuple[float, ...] = (0.5,)
+    """Mean of each channel, of values in 0–1."""
+    std: tuple[float, ...] = (0.25,)
+    """Standard deviation of each channel."""
+    pad: int = 0
+    """Pad by so many black pixels, then crop back to the size at a random place."""
+    flip: bool = False
+    """Mirror half of the images."""
+    resized_crop: bool = False
+    """Random resized crop (8–100 % of the area) when a file is decoded, as usual for ImageNet."""
+
+    def batch(self, images: Images, where: Tensor, generator: torch.Generator) -> Tensor:
+        """A training batch: read, varied, normalised."""
+        crops = torch.rand((len(where), 4), generator=generator) if self.resized_crop else None
+        pixels = images.read(where, crops)
+        if self.pad:
+            pixels = random_shift(pixels, self.pad, generator)
+        if self.flip:
+            mirrored = torch.rand(len(pixels), generator=generator) < 0.5
+            pixels = torch.where(mirrored[:, None, None, None], pixels.flip(-1), pixels)
+        return self.normalise(pixels)
+
+    def plain(self, images: Images, where: Tensor) -> Tensor:
+        """An evaluation batch: read and normalised, nothing else."""
+        return self.normalise(images.read(where))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Floats with the data's mean and deviation taken out, channels-last (the fast layout for convolutions)."""
+        mean = torch.tensor(self.mean, device=pixels.device).view(1, -1, 1, 1) * 255
+        std = torch.tensor(self.std, device=pixels.device).view(1, -1, 1, 1) * 255
+        floats = pixels.to(torch.float32, memory_format=torch.channels_last)
+        return floats.sub_(mean).div_(std)
+
+
+def random_shift(pixels: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+    """Zero-pad, then cut each image out at its own random place."""
+    count, _, height, width = pixels.shape
+    padded = F.pad(pixels, (pad,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # N × C × places × places × H × W, a view
+    down, right = torch.randint(2 * pad + 1, (2, count), generator=generator)
+    return windows[torch.arange(count), :, down, right]

@@ -1,0 +1,78 @@
+"""The memory: the few images of old classes that may be kept, best first, so that cutting is truncation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from equipoise.data.herding import herd
+from equipoise.data.images import Images, Store, join
+from equipoise.errors import UsageError
+from equipoise.seeding import Key, generator
+
+
+@dataclass
+class Memory:
+    """Exemplars by class, each class in the order in which they were chosen."""
+
+    size: int = 2000
+    """How many images are kept: in all, or of each class."""
+    per: Literal["total", "class"] = "total"
+    """What size counts. In total, the share of a class shrinks as more classes come."""
+    selection: Literal["herding", "random"] = "herding"
+    """How exemplars are chosen and ordered."""
+    kept: dict[int, Images] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise UsageError(f"memory.size is {self.size}, but it cannot be negative")
+
+    def check(self, classes: int) -> None:
+        """Refuse a memory that could not keep one image of each class at the end."""
+        if self.per == "total" and 0 < self.size < classes:
+            raise UsageError(
+                f"a memory of {self.size} images is smaller than the {classes} classes: "
+                f"give at least {classes}, or 0 for no memory"
+            )
+
+    def quota(self, seen: int) -> int:
+        """Images a class may keep once ``seen`` classes were seen."""
+        return self.size if self.per == "class" else self.size // max(seen, 1)
+
+    def update(self, images: Images, seen: int, features: Callable[[Images], Tensor], key: Key) -> None:
+        """Cut the old classes to their new share, then choose exemplars of the classes in ``images``."""
+        quota = self.quota(seen)
+        first = torch.arange(quota)
+        self.kept = {c: kept.select(first[: len(kept)]) for c, kept in self.kept.items() if quota}
+        if not quota:
+            return
+        normal = F.normalize(features(images).double(), dim=1) if self.selection == "herding" else None
+        for label in images.labels.unique().tolist():
+            mine = (images.labels == label).nonzero().flatten()
+            if normal is not None:
+                order = herd(normal[mine], quota)
+            else:
+                order = torch.randperm(len(mine), generator=generator(*key, "exemplars", label))[:quota]
+            self.kept[label] = images.select(mine[order])
+
+    def __len__(self) -> int:
+        return sum(len(kept) for kept in self.kept.values())
+
+    def images(self) -> Images | None:
+        """All exemplars, class by class in label order; None while there are none."""
+        return join([self.kept[label] for label in sorted(self.kept)]) if self.kept else None
+
+    def rows(self) -> dict[int, list[int]]:
+        """Which rows of the training images are kept: all a checkpoint needs to know."""
+        return {label: self.kept[label].rows.tolist() for label in sorted(self.kept)}
+
+    def restore(self, rows: Iterable[tuple[int, list[int]]], store: Store) -> None:
+        """Take up what ``rows`` told."""
+        self.kept = {
+            label: Images(store, torch.tensor(mine), torch.full((len(mine),), label)) for label, mine in rows
+        }

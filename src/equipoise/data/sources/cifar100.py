@@ -1,0 +1,127 @@
+"""CIFAR-100 (Krizhevsky 2009) from its official python archive: unpacked, packed, or downloaded."""
+
+from __future__ import annotations
+
+import io
+import pickle  # noqa: S403 - only through the restricted unpickler below
+import tarfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pooch
+import torch
+
+from equipoise.data.augment import Augment
+from equipoise.data.dataset import Dataset
+from equipoise.data.images import Images
+from equipoise.errors import DataError
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
+MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
+ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
+AUGMENT = Augment(mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761), pad=4, flip=True)
+
+
+def load(root: Path | None, labels: str = "fine") -> Dataset:
+    """100 fine classes (or 20 coarse ones with ``labels="coarse"``), 50,000 training and 10,000 test images."""
+    if labels not in ("fine", "coarse"):
+        raise DataError(f"data.labels is '{labels}', but CIFAR-100 has 'fine' and 'coarse' labels")
+    parts = _read(root)
+    names = [_text(name) for name in _field(parts, "meta", f"{labels}_label_names")]
+    return Dataset(
+        "cifar100",
+        train=_images(parts, "train", labels, 50_000, len(names)),
+        test=_images(parts, "test", labels, 10_000, len(names)),
+        classes=tuple(names),
+        augment=AUGMENT,
+    )
+
+
+def _read(root: Path | None) -> dict[str, Any]:
+    """The three parts, from the first of: unpacked folder, archive, download into ``root``."""
+    if root is not None and not root.is_dir():
+        raise DataError(f"the data root {root} is not a directory: create it or name another with --data-root")
+    home = root or Path(pooch.os_cache("equipoise"))
+    for folder in (home / FOLDER, home):
+        if all((folder / part).is_file() for part in ("train", "test", "meta")):
+            return {part: _unpickle(_open(folder / part), folder / part) for part in ("train", "test", "meta")}
+    archive = home / ARCHIVE
+    if not archive.is_file():
+        archive = _download(home)
+    return _unpack(archive)
+
+
+def _download(home: Path) -> Path:
+    try:
+        return Path(pooch.retrieve(URL, f"md5:{MD5}", fname=ARCHIVE, path=home))
+    except Exception as error:  # pooch passes on whatever its transport raises, and a checksum's ValueError
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise DataError(
+            f"CIFAR-100 is not under {home} and could not be downloaded ({reason}): "
+            f"put {ARCHIVE} there, or name its directory with --data-root"
+        ) from error
+
+
+def _unpack(archive: Path) -> dict[str, Any]:
+    try:
+        with tarfile.open(archive) as tar:
+            parts = {}
+            for part in ("train", "test", "meta"):
+                member = tar.extractfile(f"{FOLDER}/{part}")
+                if member is None:
+                    raise KeyError(part)
+                parts[part] = _unpickle(member, archive)
+            return parts
+    except (tarfile.TarError, EOFError, OSError, zlib.error, KeyError) as error:
+        raise DataError(f"{archive} is truncated or not the CIFAR-100 archive ({error}): fetch it again") from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return io.BytesIO(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error})") from error
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """An unpickler that can make containers, strings, numbers and numpy arrays, and nothing that runs code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
+        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
+            return getattr(np, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR archive needs")
+
+
+def _unpickle(file: IO[bytes], path: Path) -> Any:
+    try:
+        return _ArraysOnly(file, encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, ImportError, IndexError) as error:
+        raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): fetch it again") from error
+
+
+def _field(parts: dict[str, Any], part: str, name: str) -> Any:
+    """``parts[part][name]``, whichever of bytes or str the pickle was written with."""
+    table = parts[part]
+    if isinstance(table, dict):
+        for key in (name.encode(), name):
+            if key in table:
+                return table[key]
+    raise DataError(f"the part '{part}' of CIFAR-100 has no '{name}': fetch the archive again")
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _images(parts: dict[str, Any], part: str, labels: str, count: int, classes: int) -> Images:
+    data = _field(parts, part, "data")
+    targets = np.asarray(_field(parts, part, f"{labels}_labels"))
+    if not isinstance(data, np.ndarray) or data.shape != (count, 3072) or data.dtype != np.uint8:
+        raise DataError(f"the part '{part}' of CIFAR-100 does not hold {count} images of 32×32: fetch it again")
+    if targets.shape != (count,) or (np.bincount(targets, minlength=classes) != count // classes).any():
+        raise DataError(f"the labels of part '{part}' of CIFAR-100 are not {count // classes} a class: fetch it again")
+    return Images.of(torch.from_numpy(data.reshape(count, 3, 32, 32).copy()), torch.from_numpy(targets))

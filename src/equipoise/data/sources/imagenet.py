@@ -1,0 +1,45 @@
+"""ImageNet (ILSVRC 2012) as ROOT/train/<synset>/*.JPEG and ROOT/val/<synset>/*.JPEG, whole or 100 of its classes.
+
+"ImageNet-100" exists twice, and figures on one do not compare with figures on the other: WA, BiC, PODNet and DER take
+the first 100 synsets by name; LUCIR and PyCIL take the first 100 of the 1,000 shuffled with seed 1993.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.data.augment import Augment
+from equipoise.data.dataset import Dataset
+from equipoise.data.sources.folder import MEAN, STD, class_folders, files
+from equipoise.data.stream import class_order
+from equipoise.errors import DataError
+
+
+def load1000(root: Path, size: int = 224) -> Dataset:
+    return _load("imagenet1000", root, size, _synsets(root, 1000))
+
+
+def load100(root: Path, size: int = 224) -> Dataset:
+    """The first 100 synsets by name: n01440764 … n01855672 in the real tree."""
+    return _load("imagenet100", root, size, _synsets(root, 100)[:100])
+
+
+def load100_lucir(root: Path, size: int = 224) -> Dataset:
+    """The first 100 of all 1,000 synsets shuffled with seed 1993, in that order."""
+    synsets = _synsets(root, 1000)
+    return _load("imagenet100-lucir", root, size, [synsets[c] for c in class_order(1993, 1000)[:100]])
+
+
+def _synsets(root: Path, at_least: int) -> list[str]:
+    for part in ("train", "val"):
+        if not (root / part).is_dir():
+            raise DataError(f"{root} has no '{part}' folder: it must hold train/ and val/, each with synset folders")
+    names = class_folders(root / "train")
+    if len(names) < at_least or (at_least == 1000 and len(names) != 1000):
+        raise DataError(f"{root / 'train'} has {len(names)} synset folders, but {at_least} are needed")
+    return names
+
+
+def _load(name: str, root: Path, size: int, synsets: list[str]) -> Dataset:
+    train, val = files(root / "train", synsets, size), files(root / "val", synsets, size)
+    return Dataset(name, train, val, tuple(synsets), Augment(MEAN, STD, flip=True, resized_crop=True))

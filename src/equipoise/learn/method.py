@@ -1,0 +1,123 @@
+"""What a method is: a dataclass of hyper-parameters that is also the network it learns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.data.stream import Step
+from equipoise.learn.head import Head
+
+if TYPE_CHECKING:
+    from equipoise.learn.trainer import Fit
+
+MakeBackbone = Callable[..., nn.Module]
+
+
+@dataclass(eq=False)
+class Method(nn.Module):
+    """Plain training on what there is. Methods override the verbs in which they differ.
+
+    Everything learned is a parameter, buffer or child, so ``state_dict()`` is the whole of it.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Names under which the method is known, each with the fields it sets."""
+    paper: ClassVar[str] = ""
+    """Authors, title, venue and year."""
+    rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "memory"
+    """Which images of old classes are trained on beside the new ones."""
+    final_relu: ClassVar[bool] = True
+    """Whether the backbone's features end in a ReLU."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.teacher: Method | None = None
+        self.old = self.new = 0
+
+    def build(self, make_backbone: MakeBackbone) -> None:
+        """Make the network, before the first step."""
+        self.make_backbone = make_backbone
+        self.backbone = make_backbone(final_relu=self.final_relu)
+        self.head = self.make_head(self.backbone.width)  # type: ignore[arg-type]
+
+    def make_head(self, features: int) -> Head:
+        return Head(features)
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether the model of the step before is kept, frozen, while a step is learned."""
+        return False
+
+    @property
+    def corrects(self) -> bool:
+        """Whether ``end`` changes predictions (then they are also evaluated before it)."""
+        return False
+
+    # ---- the verbs
+
+    def begin(self, step: Step, fit: Fit) -> None:
+        """Before training: make room for the new classes."""
+        self.start(step)
+        self.head.grow(step.new)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """What training lowers, for a batch of images and labels."""
+        return F.cross_entropy(self.scores(x), y)
+
+    def after_backward(self) -> None:
+        """After each backward pass, before the update."""
+
+    def after_update(self) -> None:
+        """After each update."""
+
+    def end(self, step: Step, fit: Fit) -> dict[str, float]:
+        """After training: correct, estimate, remember. Returns figures worth keeping."""
+        return {}
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Scores over exactly the classes seen; changes nothing."""
+        return self.scores(x)
+
+    # ---- what the verbs are made of
+
+    def features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.backbone(x)
+        return features
+
+    def scores(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.features(x))
+        return scores
+
+    def start(self, step: Step) -> None:
+        """Note what the step brings and, if the method learns from it, freeze a copy of the model so far."""
+        self.old, self.new = step.old, step.new
+        self.teacher = None
+        if self.uses_teacher and step.old:
+            self.teacher = copy.deepcopy(self).requires_grad_(False).eval()
+
+    def ask_teacher(self, x: Tensor) -> Tensor:
+        """What the teacher, corrections included, says of ``x``."""
+        assert self.teacher is not None
+        with torch.no_grad():
+            return self.teacher.predict(x)
+
+    def train(self, mode: bool = True) -> Method:
+        super().train(mode)
+        if self.teacher is not None:
+            self.teacher.eval()  # a teacher whose batch norms moved would teach something else every batch
+        return self
+
+    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        """Buffers take the shape they are loaded with: statistics a class grow with the classes."""
+        for name in self._buffers:
+            value = state.get(prefix + name)
+            if value is not None:
+                self._buffers[name] = torch.empty_like(value)
+        super()._load_from_state_dict(state, prefix, *rest)

@@ -1,0 +1,124 @@
+"""Backbones: images in, one row of features an image out. A backbone tells its feature count as ``width``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.errors import unknown
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+
+
+class PreActBlock(nn.Module):
+    """He et al. 2016, Identity Mappings: BN and ReLU before each convolution.
+
+    Where the shape changes, the shortcut is a 1×1 convolution of the activated input, as in the WA authors' code.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv3x3(inputs, outputs, stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(outputs), conv3x3(outputs, outputs)
+        changes = stride != 1 or inputs != outputs
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.bn1(x), inplace=True)
+        skip = x if self.shortcut is None else self.shortcut(active)
+        inner: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active)), inplace=True))
+        return inner.add_(skip)
+
+
+class PreActResNet(nn.Module):
+    """A pre-activation ResNet whose features end in BN and ReLU (so none is negative) and an average over places."""
+
+    def __init__(self, stem: nn.Module, widths: Sequence[int], blocks: int, final_relu: bool = True) -> None:
+        super().__init__()
+        self.stem = stem
+        layers: list[nn.Module] = []
+        inputs = widths[0]
+        for group, width in enumerate(widths):
+            for block in range(blocks):
+                layers.append(PreActBlock(inputs, width, stride=2 if group and not block else 1))
+                inputs = width
+        self.blocks = nn.Sequential(*layers)
+        self.bn = nn.BatchNorm2d(inputs)
+        self.final_relu = final_relu
+        self.width = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn(self.blocks(self.stem(x)))
+        if self.final_relu:
+            x = F.relu(x, inplace=True)
+        return x.mean((2, 3))
+
+
+def resnet32(channels: int, final_relu: bool = True) -> PreActResNet:
+    """For 32×32 images: 3 × 5 blocks of 16, 32, 64 channels; 0.46 M parameters."""
+    return PreActResNet(conv3x3(channels, 16), (16, 32, 64), 5, final_relu)
+
+
+def resnet18(channels: int, final_relu: bool = True) -> PreActResNet:
+    """For 224×224 images: 4 × 2 blocks of 64, 128, 256, 512 channels; 11 M parameters.
+
+    As in the WA authors' code the stem is a bare 7×7 convolution and a max-pool: the first block activates.
+    """
+    stem = nn.Sequential(
+        nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False),
+        nn.MaxPool2d(3, 2, padding=1),
+    )
+    return PreActResNet(stem, (64, 128, 256, 512), 2, final_relu)
+
+
+class SmallNet(nn.Module):
+    """Four convolutions for small pictures: glyphs in seconds. Features are non-negative."""
+
+    def __init__(self, channels: int, widths: Sequence[int] = (32, 64, 64, 128), final_relu: bool = True) -> None:
+        super().__init__()
+        ends = list(widths)
+        starts = [channels, *ends[:-1]]
+        self.convs = nn.ModuleList(conv3x3(i, o) for i, o in zip(starts, ends, strict=True))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(o) for o in ends)
+        self.final_relu = final_relu
+        self.width = ends[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for depth, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = norm(conv(x))
+            if depth < 3:
+                x = F.max_pool2d(x, 2)  # before the ReLU: the same values, a quarter of the work
+            if depth < len(self.convs) - 1 or self.final_relu:
+                x = F.relu(x, inplace=True)
+        return x.mean((2, 3))
+
+
+BACKBONES: dict[str, Callable[[int, bool], nn.Module]] = {
+    "resnet32": resnet32,
+    "resnet18": resnet18,
+    "small": lambda channels, final_relu: SmallNet(channels, final_relu=final_relu),
+    "tiny": lambda channels, final_relu: SmallNet(channels, (8, 16, 32), final_relu),
+}
+
+
+def make_backbone(name: str, channels: int, final_relu: bool = True) -> nn.Module:
+    """A fresh backbone, He-initialised, channels-last."""
+    if name not in BACKBONES:
+        raise unknown("backbone", name, BACKBONES)
+    net = BACKBONES[name](channels, final_relu)
+    initialise(net)
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def initialise(net: nn.Module) -> None:
+    """He et al. 2015 for convolutions (fan-out); batch norms start as the identity."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()

@@ -1,0 +1,40 @@
+"""Where the arithmetic happens: device, threads, precision."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The place and precision of a run."""
+
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, mps, …"""
+    precision: Literal["32", "bf16"] = "32"
+    """32-bit floats, or bfloat16 where it is safe (autocast)."""
+    threads: int | None = None
+    """CPU threads; none leaves torch's choice."""
+
+    def __post_init__(self) -> None:
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise UsageError(f"the device '{self.device}' cannot be used here: try --device cpu") from error
+        if self.threads is not None:
+            if self.threads < 1:
+                raise UsageError(f"threads is {self.threads}, but at least 1 is needed")
+            torch.set_num_threads(self.threads)
+
+    def move(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bf16")

@@ -1,0 +1,82 @@
+"""How long and how fast to train. The learning rate is a function of time, so that nothing must be saved of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from equipoise.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One training stage."""
+
+    epochs: int = 10
+    """Passes over the images."""
+    batch_size: int = 64
+    """Images an update."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """What makes the updates."""
+    lr: float = 0.1
+    """The highest learning rate."""
+    shape: Literal["constant", "milestones", "cosine", "one-cycle"] = "cosine"
+    """How the learning rate moves: constant; times factor at milestones; cosine to zero; up and down in lines."""
+    milestones: tuple[int, ...] = ()
+    """Epochs after which the learning rate is multiplied by factor."""
+    factor: float = 0.1
+    """What a milestone multiplies the learning rate by."""
+    warmup: float = 0.2
+    """Share of the epochs in which one-cycle rises to the highest learning rate."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    nesterov: bool = False
+    """Nesterov's form of the momentum."""
+    weight_decay: float = 1e-4
+    """L2 penalty on all weights."""
+    divide_weight_decay: bool = False
+    """Divide weight_decay by the step's number, 1, 2, 3, … (the WA authors' code)."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise UsageError("train.epochs and train.batch_size must be at least 1")
+        if not self.lr > 0:
+            raise UsageError(f"train.lr is {self.lr}, but it must be above 0")
+
+    def for_step(self, index: int) -> Schedule:
+        if not self.divide_weight_decay:
+            return self
+        return dataclasses.replace(self, weight_decay=self.weight_decay / index, divide_weight_decay=False)
+
+    def lr_at(self, time: float) -> float:
+        """The learning rate after ``time`` epochs (which may be a fraction).
+
+        >>> Schedule(epochs=10, shape="one-cycle", lr=1.0).lr_at(6.0)
+        0.5
+        """
+        progress = time / self.epochs
+        if self.shape == "milestones":
+            return self.lr * self.factor ** sum(math.floor(time) >= milestone for milestone in self.milestones)
+        if self.shape == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * progress))
+        if self.shape == "one-cycle":
+            return self.lr * min(progress / max(self.warmup, 1e-9), (1 - progress) / max(1 - self.warmup, 1e-9))
+        return self.lr
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
+        return torch.optim.SGD(
+            parameters,
+            self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            fused=True,
+        )

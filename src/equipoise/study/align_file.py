@@ -1,0 +1,88 @@
+"""Weight Aligning on a checkpoint file, whoever wrote it."""
+
+from __future__ import annotations
+
+import pickle  # noqa: S403 - only for the name of an error
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equipoise.errors import DataError, UsageError, unknown
+from equipoise.files import write_atomically
+from equipoise.learn.align import align_head, head_norms
+
+
+@dataclass
+class Rows:
+    """The part of a checkpoint that is a head."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class Report:
+    gamma: float
+    old: int
+    new: int
+    norm_old: float
+    norm_new: float
+
+
+def align_file(checkpoint: Path, head: str, old: int, out: Path, norm: int = 1, clamp: bool = True) -> Report:
+    """Align the rows of ``head`` in ``checkpoint`` and write the whole to ``out``, in the same format."""
+    if not checkpoint.is_file():
+        raise UsageError(f"the checkpoint {checkpoint} does not exist")
+    safe = checkpoint.suffix == ".safetensors"
+    content, metadata = _read_safe(checkpoint) if safe else (_read_torch(checkpoint), None)
+    tensors = _holder(content, head)
+    bias = tensors.get(head.removesuffix("weight") + "bias") if head.endswith("weight") else None
+    rows = Rows(tensors[head], bias)
+    if rows.weight.dim() != 2 or not rows.weight.is_floating_point():
+        raise UsageError(f"{head} has shape {tuple(rows.weight.shape)}, but a head has one row of numbers a class")
+    norms = head_norms(rows, norm)
+    gamma = align_head(rows, old, norm, clamp)
+    try:
+        write_atomically(
+            out, lambda file: save_file(content, file, metadata) if safe else torch.save(content, file)
+        )
+    except OSError as error:
+        raise UsageError(f"cannot write {out} ({error.strerror}): choose another --out") from error
+    return Report(gamma, old, len(norms) - old, norms[:old].mean().item(), norms[old:].mean().item())
+
+
+def _read_safe(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path} is not a safetensors file ({error})") from error
+
+
+def _read_torch(path: Path) -> dict[str, Any]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read without running code from it: save its state_dict() as safetensors first"
+        ) from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds a {type(content).__name__}, not a state dict")
+    return content
+
+
+def _holder(content: dict[str, Any], head: str) -> dict[str, Tensor]:
+    """The dict that has ``head``: the checkpoint itself, or a state dict inside it."""
+    for table in (content, *(value for value in content.values() if isinstance(value, dict))):
+        if isinstance(table.get(head), Tensor):
+            return table
+    flat = {
+        str(name) for table in (content, *content.values()) if isinstance(table, dict)
+        for name, value in table.items() if isinstance(value, Tensor) and value.dim() == 2
+    }  # fmt: skip
+    raise unknown("tensor", head, flat or {"none with two dimensions"})

@@ -1,0 +1,213 @@
+"""One run: a method learns a stream, step by step, and is judged after each."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise import methods
+from equipoise.data import sources
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images, join
+from equipoise.data.memory import Memory
+from equipoise.data.stream import ClassStream, Step
+from equipoise.learn.align import head_norms
+from equipoise.learn.method import Method
+from equipoise.learn.nets import make_backbone
+from equipoise.learn.trainer import Fit, learn_step
+from equipoise.seeding import seed_everything
+from equipoise.study.evaluate import Predictions, predict_all, step_metrics, summarise
+from equipoise.study.progress import Reporter
+from equipoise.study.recipe import Settings, resolve
+from equipoise.study.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found out."""
+
+    directory: Path
+    rows: list[dict[str, Any]]
+    """The lines of metrics.jsonl."""
+    summary: dict[str, float | None]
+
+
+def run(
+    dataset: str = "glyphs",
+    *,
+    method: str = "wa",
+    steps: int | str | None = None,
+    recipe: str | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    data_root: str | Path | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    reporter: Reporter | None = None,
+) -> Result:
+    """Run one experiment, or take it up where it stopped.
+
+    ``overrides`` are settings by section, as in a recipe: ``{"train": {"epochs": 3}, "fields": {"norm": 2}}``.
+    """
+    sections = {section: dict(values) for section, values in (overrides or {}).items()}
+    if steps is not None:
+        sections.setdefault("stream", {})["steps"] = steps
+    settings = resolve(dataset, method, recipe, seed, sections)
+    return execute(settings, Path(out) if out else default_directory(settings), data_root, reporter or Reporter())
+
+
+def default_directory(settings: Settings) -> Path:
+    return Path("runs") / f"{settings.recipe}-{settings.method}-seed{settings.seed}"
+
+
+@dataclass
+class Experiment:
+    """The parts of a run, made from its settings; nothing learned yet."""
+
+    settings: Settings
+    stream: ClassStream
+    augment: Augment
+    memory: Memory
+    method: Method
+
+    @staticmethod
+    def prepare(settings: Settings, data_root: str | Path | None) -> Experiment:
+        dataset = sources.load(settings.dataset, data_root, **settings.data)
+        stream = ClassStream(dataset, settings.stream.steps, settings.stream.order, settings.stream.classes)
+        memory = settings.make_memory()
+        method = methods.make(settings.method, settings.fields)
+        if method.rehearses == "memory":
+            memory.check(len(stream.order))
+        seed_everything(settings.seed, "build")
+        channels = dataset.train.store.shape[0]
+        method.build(functools.partial(make_backbone, settings.net.backbone, channels))
+        method.to(settings.runtime.device)
+        return Experiment(settings, stream, replace(dataset.augment, **settings.augment), memory, method)
+
+    def rehearsal(self, step: Step) -> Images | None:
+        """The images of old classes that are trained on in ``step``."""
+        if self.method.rehearses == "nothing" or step.old == 0:
+            return None
+        return self.stream.before(step) if self.method.rehearses == "everything" else self.memory.images()
+
+    def workload(self) -> list[int]:
+        """Images trained on in each step and epoch, foreseen."""
+        counts = torch.bincount(self.stream.train.labels, minlength=len(self.stream.order))
+        loads = []
+        for step in self.stream:
+            old = counts[: step.old]
+            if self.method.rehearses == "memory":
+                old = old.clamp(max=self.memory.quota(step.old))
+            elif self.method.rehearses == "nothing":
+                old = old[:0]
+            loads.append(len(step.images) + int(old.sum()))
+        return loads
+
+    def fit(self, step: Step) -> Fit:
+        settings = self.settings
+        return Fit(
+            self.method,
+            step,
+            self.memory,
+            settings.train,
+            self.augment,
+            settings.runtime,
+            key=(settings.seed, "step", step.index),
+        )
+
+    def judge(self, step: Step) -> Predictions:
+        return predict_all(self.method, self.stream.tests(step), self.augment, self.settings.runtime)
+
+
+def execute(settings: Settings, directory: Path, data_root: str | Path | None, reporter: Reporter) -> Result:
+    """Learn every step that is not yet in ``directory``."""
+    with RunDir(directory, settings) as rundir:
+        experiment = Experiment.prepare(settings, data_root)
+        state = rundir.state()
+        if state is not None:
+            experiment.method.load_state_dict(state)
+            experiment.memory.restore(rundir.memory_rows, experiment.stream.train.store)
+        rows = rundir.rows()
+        loads = [images * settings.train.epochs for images in experiment.workload()]
+        reporter.run(settings, experiment.stream.sizes, loads, rows, directory, rundir.epochs_done)
+        for step in experiment.stream:
+            if step.index > rundir.steps_done:
+                rows.append(_learn(experiment, step, rundir, reporter))
+                reporter.step(rows[-1])
+        summary = summarise(rows)
+        rundir.finish(summary)
+        reporter.done(rows, summary, directory)
+        return Result(directory, rows, summary)
+
+
+def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporter) -> dict[str, Any]:
+    """One step; its figures are on disk when this returns."""
+    began = time.perf_counter()
+    method = experiment.method
+    fit = experiment.fit(step)
+    fit.watcher, fit.journal = reporter, rundir
+    before: dict[str, torch.Tensor] = {}
+    said: list[Predictions] = []
+
+    def judge() -> None:
+        if method.corrects and step.old:
+            said.append(experiment.judge(step))
+        before.update(_norms(method))
+
+    facts = learn_step(fit, experiment.rehearsal(step), judge)
+    after = experiment.judge(step)
+    uncorrected = said[0] if said else after
+    row = step_metrics(after, uncorrected, experiment.stream.sizes[: step.index]) | facts
+    row |= _mean_norms(before, method, step)
+    row["exemplars"] = len(experiment.memory)
+    row["seconds"] = time.perf_counter() - began + fit.carried
+    row["images_per_second"] = fit.images_seen / max(fit.seconds, 1e-9)
+    predictions = {
+        "labels": after.labels,
+        "top1": after.top1,
+        "in_top5": after.in_top5,
+        "confidence": after.confidence,
+        **_norms(method),
+    }
+    if said:  # without a correction there is nothing to tell apart
+        predictions |= {"top1_uncorrected": uncorrected.top1, "confidence_uncorrected": uncorrected.confidence}
+        predictions |= {f"{name}_uncorrected": norms for name, norms in before.items()}
+    rundir.finish_step(row, method.state_dict(), experiment.memory.rows(), predictions)
+    return row
+
+
+def _norms(method: Method) -> dict[str, torch.Tensor]:
+    """Norms of the head's rows, one a class."""
+    return {"norms_1": head_norms(method.head, 1), "norms_2": head_norms(method.head, 2)}
+
+
+def _mean_norms(before: dict[str, torch.Tensor], method: Method, step: Step) -> dict[str, float | None]:
+    """Mean norm of old and of new rows as training left them: γ before clamping is their ratio."""
+    norms = before[f"norms_{getattr(method, 'norm', 1)}"]
+    return {
+        "norms_old": norms[: step.old].mean().item() if step.old else None,
+        "norms_new": norms[step.old :].mean().item(),
+    }
+
+
+def estimate(experiment: Experiment) -> float:
+    """Seconds that training will take, from a short try of the first two steps on this machine."""
+    rates: list[float] = []
+    batch = experiment.settings.train.batch_size
+    for index in (1, 2)[: len(experiment.stream)]:
+        step = experiment.stream[index]
+        fit = experiment.fit(step)
+        fit.schedule = replace(fit.schedule, epochs=1)
+        experiment.method.begin(step, fit)
+        images = step.images if index == 1 else join([step.images, experiment.stream.before(step)])
+        fit(images.select(torch.arange(min(len(images), 2 * batch))))  # the first batches warm up
+        began, seen = fit.seconds, fit.images_seen
+        fit(images.select(torch.arange(min(len(images), 8 * batch))))
+        rates.append((fit.images_seen - seen) / (fit.seconds - began))
+    loads = [images * experiment.settings.train.epochs for images in experiment.workload()]
+    return loads[0] / rates[0] + sum(loads[1:]) / rates[-1]

@@ -1,0 +1,201 @@
+"""What a person (or a program) sees while a run goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from equipoise.study.recipe import Settings
+
+
+class Reporter:
+    """Says nothing. The others override what they have to say."""
+
+    def run(
+        self,
+        settings: Settings,
+        sizes: Sequence[int],
+        loads: Sequence[int],
+        rows: Sequence[dict[str, Any]],
+        directory: Path,
+        epochs_done: int,
+    ) -> None:
+        """A run starts: classes and image passes of each step, and the figures of steps already done."""
+
+    def stage(self, name: str, epochs: int, images: int, done: int) -> None:
+        """A training stage starts, ``done`` epochs of it already learned."""
+
+    def batch(self, images: int) -> None:
+        """So many images were trained on."""
+
+    def epoch(self, epoch: int, loss: float, lr: float) -> None:
+        """An epoch is done and saved."""
+
+    def step(self, row: dict[str, Any]) -> None:
+        """A step is done and saved."""
+
+    def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
+        """The run is done."""
+
+    def close(self) -> None:
+        """Leave the screen as it was found."""
+
+
+class JsonLines(Reporter):
+    """One JSON object a line: each step's row, then the summary."""
+
+    def step(self, row: dict[str, Any]) -> None:
+        print(json.dumps(row), flush=True)
+
+    def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
+        print(json.dumps({"summary": summary, "directory": str(directory)}), flush=True)
+
+
+COLUMNS = ("step", "classes", "top-1", "before WA", "top-5", "γ", "e(n)", "e(o,n)", "e(o,o)", "exemplars", "time")
+
+
+class Table(Reporter):
+    """A line a step; in between a progress bar on a terminal, or a plain line now and then in a pipe."""
+
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self.quiet = quiet
+        self.progress: Progress | None = None
+
+    def run(
+        self,
+        settings: Settings,
+        sizes: Sequence[int],
+        loads: Sequence[int],
+        rows: Sequence[dict[str, Any]],
+        directory: Path,
+        epochs_done: int,
+    ) -> None:
+        self.steps, self.settings = len(sizes), settings
+        self.at_step = len(rows) + 1
+        self.total, self.passed = sum(loads), sum(loads[: len(rows)])
+        self.loads = loads
+        self.began, self.began_at = time.monotonic(), self.passed
+        self.last_line = 0.0
+        if self.quiet:
+            return
+        self.console.print(
+            f"[bold]{settings.method}[/] on {settings.dataset}: {sum(sizes)} classes in {len(sizes)} steps, "
+            f"recipe {settings.recipe}, seed {settings.seed}"
+        )
+        if rows or epochs_done:
+            after = f"step {len(rows)}" + (f" and {epochs_done} epochs of the next" if epochs_done else "")
+            self.console.print(f"  {directory} holds this run after {after}: going on from there")
+        self.console.print(_line(COLUMNS), style="dim")
+        for row in rows:
+            self._row(row)
+        if self.console.is_terminal and len(rows) < len(sizes):
+            self.progress = Progress(
+                TextColumn("  {task.description}"),
+                BarColumn(bar_width=28),
+                TextColumn("{task.fields[facts]}"),
+                console=self.console,
+                transient=True,
+            )
+            self.task = self.progress.add_task("starting", total=self.total, completed=self.passed, facts="")
+            self.progress.start()
+
+    def stage(self, name: str, epochs: int, images: int, done: int) -> None:
+        self.stage_name, self.epochs, self.at_epoch, self.loss = name, epochs, done, float("nan")
+        if name == "train":
+            self.passed = sum(self.loads[: self.at_step - 1]) + done * images
+            self.began, self.began_at = time.monotonic(), self.passed
+
+    def batch(self, images: int) -> None:
+        self.passed += images
+        if self.progress is not None:
+            self.progress.update(self.task, completed=self.passed, description=self._where(1), facts=self._facts())
+
+    def epoch(self, epoch: int, loss: float, lr: float) -> None:
+        self.at_epoch, self.loss = epoch, loss
+        now = time.monotonic()
+        if self.progress is None and not self.quiet and now - self.last_line > 5:
+            self.last_line = now
+            self.console.print(f"  {self._where(0)} {self._facts()}", style="dim")
+
+    def _where(self, ahead: int) -> str:
+        epoch = min(self.at_epoch + ahead, self.epochs)
+        stage = "" if self.stage_name == "train" else f" {self.stage_name}"
+        return f"step {self.at_step}/{self.steps}{stage} epoch {epoch}/{self.epochs}"
+
+    def _facts(self) -> str:
+        rate = (self.passed - self.began_at) / max(time.monotonic() - self.began, 1e-6)
+        left = duration((self.total - self.passed) / rate) if rate > 0 else "…"
+        loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
+        return f"{loss}{rate:,.0f} images/s  {left} left"
+
+    def step(self, row: dict[str, Any]) -> None:
+        self.at_step = row["step"] + 1
+        if not self.quiet:
+            self._row(row)
+
+    def _row(self, row: dict[str, Any]) -> None:
+        corrected = row["gamma"] is not None or row["top1_uncorrected"] != row["top1"]
+        cells = (
+            f"{row['step']}/{self.steps}",
+            str(row["seen"]),
+            f"{row['top1']:.1f}",
+            f"{row['top1_uncorrected']:.1f}" if corrected else "–",
+            f"{row['top5']:.1f}",
+            "–" if row["gamma"] is None else f"{row['gamma']:.3f}",
+            *(str(row[name]) for name in ("e_n", "e_on", "e_oo", "exemplars")),
+            duration(row["seconds"]),
+        )
+        self.console.print(_line(cells))
+
+    def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
+        self.close()
+        parts = [
+            f"last {summary['last']:.1f}",
+            f"average without step 1 {_figure(summary['average_without_first'])}",
+            f"with it {summary['average_with_first']:.1f}",
+            f"forgetting {_figure(summary['forgetting'])}",
+        ]
+        self.console.print("  [bold]" + "[/], [bold]".join(parts) + "[/]")
+        self.console.print(f"  files: {directory}\n")
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+
+def _line(cells: Sequence[str]) -> str:
+    widths = (6, 8, 7, 10, 7, 7, 7, 8, 8, 10, 7)
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(7.2), duration(200), duration(70_000)
+    ('7 s', '3:20', '19 h 26 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes}:{rest:02d}"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def make_reporter(json_lines: bool, quiet: bool) -> Reporter:
+    if json_lines:
+        return JsonLines()
+    return Table(quiet, Console(file=sys.stdout, highlight=False))

@@ -1,0 +1,173 @@
+"""Settings of a run: a published recipe, then what the user asks for, then every default written out."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from equipoise import methods
+from equipoise.data import sources
+from equipoise.data.augment import Augment
+from equipoise.data.memory import Memory
+from equipoise.errors import UsageError, unknown
+from equipoise.learn.nets import BACKBONES
+from equipoise.learn.runtime import Runtime
+from equipoise.learn.schedule import Schedule
+from equipoise.settings import build, literal
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """How classes arrive."""
+
+    steps: int | str | tuple[int, ...] = 5
+    """A number of equal steps, or their sizes: 5, "50,10x5"."""
+    order: int | str | tuple[int, ...] = "1993"
+    """1993 (or any seed), icarl, natural, or a list of class numbers."""
+    classes: int | None = None
+    """Use only the first so many classes of the order; none is all."""
+
+
+@dataclass(frozen=True)
+class Net:
+    """Which network."""
+
+    backbone: str = "resnet32"
+    """resnet32, resnet18, small or tiny."""
+
+
+SECTIONS = ("data", "stream", "memory", "net", "train", "augment", "runtime", "fields")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run's result."""
+
+    dataset: str
+    method: str
+    recipe: str
+    seed: int
+    data: dict[str, Any]
+    stream: StreamSettings
+    memory: dict[str, Any]
+    net: Net
+    train: Schedule
+    augment: dict[str, Any]
+    """What differs from the data set's own augmentation."""
+    runtime: Runtime
+    fields: dict[str, Any]
+    """The method's hyper-parameters."""
+
+    def make_memory(self) -> Memory:
+        return build(Memory, self.memory, "memory")
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values, without those that say only where to compute: two runs with the same ones are the same run."""
+        plain = dataclasses.asdict(self)
+        plain["runtime"] = {"precision": self.runtime.precision}
+        return _listed(plain)
+
+
+def _listed(value: Any) -> Any:
+    """As JSON would give it back: tuples are lists."""
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    return value
+
+
+def recipe_names() -> list[str]:
+    folder = resources.files("equipoise") / "recipes"
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """A published recipe by name, or any TOML file by its path."""
+    if name.endswith(".toml"):
+        file = Path(name)
+        if not file.is_file():
+            raise UsageError(f"the recipe file {name} does not exist")
+        text = file.read_text(encoding="utf-8")
+    elif name in recipe_names():
+        text = (resources.files("equipoise") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise unknown("recipe", name, recipe_names())
+    try:
+        recipe = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the recipe {name} is not TOML: {error}") from error
+    for key in recipe:
+        if key not in (*SECTIONS, "about", "dataset", "methods"):
+            raise unknown(f"section in the recipe {name} named", key, (*SECTIONS, "methods"))
+    return recipe
+
+
+def resolve(
+    dataset: str,
+    method: str = "wa",
+    recipe: str | None = None,
+    seed: int = 0,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
+    """All settings of a run: defaults, then the recipe, what it says of this method, and the overrides."""
+    source = sources.source(dataset)
+    family = methods.family(method)
+    recipe = recipe or source.recipe
+    table = read_recipe(recipe)
+    meant = table.get("dataset", dataset)
+    if meant != dataset and not {meant, dataset} <= {"imagenet100", "imagenet100-lucir"}:
+        raise UsageError(f"the recipe {recipe} is for the dataset {meant}, not {dataset}: choose another recipe")
+    special = table.get("methods", {})
+    layers = [table, special.get(family, {}), special.get(method, {}) if method != family else {}, overrides or {}]
+    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for layer in layers:
+        for section in SECTIONS:
+            merged[section] |= layer.get(section, {})
+    instance = methods.make(method, merged["fields"])
+    if merged["net"].get("backbone", "resnet32") not in BACKBONES:
+        raise unknown("backbone", merged["net"]["backbone"], BACKBONES)
+    build(Augment, merged["augment"], "augment")
+    memory = build(Memory, merged["memory"], "memory")
+    return Settings(
+        dataset=dataset,
+        method=method,
+        recipe=recipe,
+        seed=seed,
+        data=sources.options(dataset) | merged["data"],
+        stream=build(StreamSettings, merged["stream"], "stream"),
+        memory=_init_values(memory),
+        net=build(Net, merged["net"], "net"),
+        train=build(Schedule, merged["train"], "train"),
+        augment=merged["augment"],
+        runtime=build(Runtime, merged["runtime"], "runtime"),
+        fields=_init_values(instance),
+    )
+
+
+def _init_values(instance: Any) -> dict[str, Any]:
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init}
+
+
+def parse_overrides(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """``["train.epochs=3", "method.norm=2"]`` as sections; "method" is a friendlier name for the section fields.
+
+    >>> parse_overrides(["train.epochs=3", "method.norm=2"])
+    {'train': {'epochs': 3}, 'fields': {'norm': 2}}
+    """
+    overrides: dict[str, dict[str, Any]] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        section, dot, name = path.strip().partition(".")
+        if not equals or not dot:
+            raise UsageError(f"'{assignment}' cannot be set: write SECTION.NAME=VALUE, as train.epochs=3")
+        section = "fields" if section == "method" else section
+        if section not in SECTIONS:
+            raise unknown("section of settings named", section, SECTIONS)
+        overrides.setdefault(section, {})[name] = literal(text.strip())
+    return overrides
