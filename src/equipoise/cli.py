@@ -214,9 +214,7 @@ def compare(
 
 
 @app.command
-def align(
-    checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, norm: int = 1, clamp: bool = True
-) -> None:
+def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, norm: int = 1, clamp: bool = True) -> None:
     """Weight Aligning alone: correct the head of anybody's checkpoint.
 
     Parameters

@@ -23,7 +23,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """``cls(**values)``, with unknown names and wrong types refused in one sentence that starts with ``where``."""
     fields = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints = get_type_hints(cls)
-    for name, value in values.items():
+    for name in values:
         if name not in fields:
             raise unknown(f"setting in [{where}] named", name, fields)
     checked = {name: _fit(value, hints[name], f"{where}.{name}") for name, value in values.items()}

@@ -20,6 +20,9 @@ from torch import Tensor
 
 from equipoise.errors import DataError
 
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
 
 class Store(Protocol):
     """Where pixels come from."""
@@ -95,19 +98,20 @@ def decode(path: str, size: int, draw: Sequence[float] | None = None) -> np.ndar
             if scale >= 2 and file.format == "JPEG":
                 full = file.size
                 file.draft("RGB", (int(full[0] / scale), int(full[1] / scale)))
-                box = tuple(edge * file.size[i % 2] / full[i % 2] for i, edge in enumerate(box))
+                across, down = file.size[0] / full[0], file.size[1] / full[1]
+                box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             return np.asarray(file.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image ({error}): mend or remove it") from error
 
 
-def _centre(size: tuple[int, int]) -> tuple[float, ...]:
+def _centre(size: tuple[int, int]) -> Box:
     edge = min(size) * 224 / 256
     left, top = (size[0] - edge) / 2, (size[1] - edge) / 2
     return left, top, left + edge, top + edge
 
 
-def _random_box(size: tuple[int, int], draw: Sequence[float]) -> tuple[float, ...]:
+def _random_box(size: tuple[int, int], draw: Sequence[float]) -> Box:
     """Random resized crop from four uniform draws: area 8–100 %, aspect 3/4–4/3, position.
 
     Where a drawn shape does not fit the image it is shrunk to fit, instead of being drawn again.

@@ -73,6 +73,4 @@ class Memory:
 
     def restore(self, rows: Iterable[tuple[int, list[int]]], store: Store) -> None:
         """Take up what ``rows`` told."""
-        self.kept = {
-            label: Images(store, torch.tensor(mine), torch.full((len(mine),), label)) for label, mine in rows
-        }
+        self.kept = {label: Images(store, torch.tensor(mine), torch.full((len(mine),), label)) for label, mine in rows}

@@ -83,9 +83,7 @@ def _parse_steps(text: str) -> int | list[int]:
             sizes += [int(size)] * int(times or 1)
         return sizes
     except ValueError as error:
-        raise UsageError(
-            f"steps '{text}' cannot be read: give a number, as 5, or the sizes, as 50,10x5"
-        ) from error
+        raise UsageError(f"steps '{text}' cannot be read: give a number, as 5, or the sizes, as 50,10x5") from error
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,9 @@ class Step:
 class ClassStream:
     """A data set cut into steps of disjoint classes."""
 
-    def __init__(self, dataset: Dataset, steps: Steps = 1, order: Order = "natural", classes: int | None = None) -> None:
+    def __init__(
+        self, dataset: Dataset, steps: Steps = 1, order: Order = "natural", classes: int | None = None
+    ) -> None:
         available = len(dataset.classes)
         if classes is not None and not 1 <= classes <= available:
             raise UsageError(f"{dataset.name} has {available} classes, so {classes} of them cannot be used")

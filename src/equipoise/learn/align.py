@@ -30,7 +30,8 @@ def head_norms(head: LinearLike, norm: int = 1) -> Tensor:
     """
     if norm not in (1, 2):
         raise UsageError(f"norm is {norm}, but it can be 1 or 2")
-    return torch.linalg.vector_norm(head.weight.detach(), ord=norm, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(head.weight.detach(), ord=norm, dim=1)
+    return norms
 
 
 @torch.no_grad()

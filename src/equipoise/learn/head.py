@@ -23,7 +23,12 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self, features: int, bias: bool = False, kind: Kind = "linear", scale: float = 1.0, learn_scale: bool = False
+        self,
+        features: int,
+        bias: bool = False,
+        kind: Kind = "linear",
+        scale: float = 1.0,
+        learn_scale: bool = False,
     ) -> None:
         super().__init__()
         self.features, self.kind = features, kind

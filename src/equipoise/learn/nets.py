@@ -79,7 +79,7 @@ def resnet18(channels: int, final_relu: bool = True) -> PreActResNet:
 class SmallNet(nn.Module):
     """Four convolutions for small pictures: glyphs in seconds. Features are non-negative."""
 
-    def __init__(self, channels: int, widths: Sequence[int] = (32, 64, 64, 128), final_relu: bool = True) -> None:
+    def __init__(self, channels: int, widths: Sequence[int] = (16, 32, 64, 128), final_relu: bool = True) -> None:
         super().__init__()
         ends = list(widths)
         starts = [channels, *ends[:-1]]
@@ -91,7 +91,7 @@ class SmallNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for depth, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = norm(conv(x))
-            if depth < 3:
+            if depth < len(self.convs) - 1:
                 x = F.max_pool2d(x, 2)  # before the ReLU: the same values, a quarter of the work
             if depth < len(self.convs) - 1 or self.final_relu:
                 x = F.relu(x, inplace=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle  # noqa: S403 - only for the name of an error
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,7 @@ def align_file(checkpoint: Path, head: str, old: int, out: Path, norm: int = 1, 
     norms = head_norms(rows, norm)
     gamma = align_head(rows, old, norm, clamp)
     try:
-        write_atomically(
-            out, lambda file: save_file(content, file, metadata) if safe else torch.save(content, file)
-        )
+        write_atomically(out, lambda file: save_file(content, file, metadata) if safe else torch.save(content, file))
     except OSError as error:
         raise UsageError(f"cannot write {out} ({error.strerror}): choose another --out") from error
     return Report(gamma, old, len(norms) - old, norms[:old].mean().item(), norms[old:].mean().item())

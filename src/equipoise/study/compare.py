@@ -44,7 +44,11 @@ def compare(
 
 
 def _cell(result: Result) -> dict[str, Any]:
-    return {**result.summary, "top1": [row["top1"] for row in result.rows], "directory": str(result.directory)}
+    return {
+        **result.summary,
+        "top1": [row["top1"] for row in result.rows],
+        "directory": str(result.directory),
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

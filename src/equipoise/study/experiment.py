@@ -126,8 +126,10 @@ class Experiment:
 
 def execute(settings: Settings, directory: Path, data_root: str | Path | None, reporter: Reporter) -> Result:
     """Learn every step that is not yet in ``directory``."""
-    with RunDir(directory, settings) as rundir:
-        experiment = Experiment.prepare(settings, data_root)
+    rundir = RunDir(directory, settings)
+    rundir.check()
+    experiment = Experiment.prepare(settings, data_root)
+    with rundir:
         state = rundir.state()
         if state is not None:
             experiment.method.load_state_dict(state)
@@ -175,7 +177,10 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
         **_norms(method),
     }
     if said:  # without a correction there is nothing to tell apart
-        predictions |= {"top1_uncorrected": uncorrected.top1, "confidence_uncorrected": uncorrected.confidence}
+        predictions |= {
+            "top1_uncorrected": uncorrected.top1,
+            "confidence_uncorrected": uncorrected.confidence,
+        }
         predictions |= {f"{name}_uncorrected": norms for name, norms in before.items()}
     rundir.finish_step(row, method.state_dict(), experiment.memory.rows(), predictions)
     return row

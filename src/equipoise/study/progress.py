@@ -58,7 +58,19 @@ class JsonLines(Reporter):
         print(json.dumps({"summary": summary, "directory": str(directory)}), flush=True)
 
 
-COLUMNS = ("step", "classes", "top-1", "before WA", "top-5", "γ", "e(n)", "e(o,n)", "e(o,o)", "exemplars", "time")
+COLUMNS = (
+    "step",
+    "classes",
+    "top-1",
+    "before WA",
+    "top-5",
+    "γ",
+    "e(n)",
+    "e(o,n)",
+    "e(o,o)",
+    "exemplars",
+    "time",
+)
 
 
 class Table(Reporter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,16 +71,8 @@ class Settings:
         """Plain values, without those that say only where to compute: two runs with the same ones are the same run."""
         plain = dataclasses.asdict(self)
         plain["runtime"] = {"precision": self.runtime.precision}
-        return _listed(plain)
-
-
-def _listed(value: Any) -> Any:
-    """As JSON would give it back: tuples are lists."""
-    if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_listed(item) for item in value]
-    return value
+        listed: dict[str, Any] = json.loads(json.dumps(plain))  # tuples are lists, as when it is read back
+        return listed
 
 
 def recipe_names() -> list[str]:
@@ -124,7 +117,12 @@ def resolve(
     if meant != dataset and not {meant, dataset} <= {"imagenet100", "imagenet100-lucir"}:
         raise UsageError(f"the recipe {recipe} is for the dataset {meant}, not {dataset}: choose another recipe")
     special = table.get("methods", {})
-    layers = [table, special.get(family, {}), special.get(method, {}) if method != family else {}, overrides or {}]
+    layers = [
+        table,
+        special.get(family, {}),
+        special.get(method, {}) if method != family else {},
+        overrides or {},
+    ]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for layer in layers:
         for section in SECTIONS:

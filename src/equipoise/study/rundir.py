@@ -1,10 +1,10 @@
 """A run's directory: settings, figures, and a checkpoint from which the same command goes on.
 
-    config.json              settings, versions, commit, command
-    metrics.jsonl            one line a step
-    summary.json             written when the last step is done
-    predictions/step-N       what the model said of every test image, before and after the correction
-    checkpoint/manifest.json which files are the checkpoint; it is replaced last, so the rest is whole when it is there
+config.json              settings, versions, commit, command
+metrics.jsonl            one line a step
+summary.json             written when the last step is done
+predictions/step-N       what the model said of every test image, before and after the correction
+checkpoint/manifest.json which files are the checkpoint; it is replaced last, so the rest is whole when it is there
 """
 
 from __future__ import annotations
@@ -39,6 +39,18 @@ class RunDir:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path, self.settings = path, settings
 
+    def check(self) -> None:
+        """Refuse a directory that holds another run. Touches nothing, so it can be asked before data is loaded."""
+        config = self.path / "config.json"
+        if not config.exists():
+            return
+        known = read_json(config)
+        if known.get("format") != FORMAT:
+            raise RunError(f"{self.path} has format {known.get('format')}, but this version reads {FORMAT}")
+        difference = first_difference(known["settings"], self.settings.identity())
+        if difference:
+            raise UsageError(f"{self.path} holds a run with {difference}: choose another --out, or remove it")
+
     def __enter__(self) -> Self:
         try:
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -50,7 +62,9 @@ class RunDir:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise RunError(f"another process is writing to {self.path}: wait for it, or choose another --out") from error
+            raise RunError(
+                f"another process is writing to {self.path}: wait for it, or choose another --out"
+            ) from error
         try:
             self._open()
         except BaseException:
@@ -58,21 +72,23 @@ class RunDir:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._lock.close()
 
     def _open(self) -> None:
+        self.check()
         config = self.path / "config.json"
-        if config.exists():
-            known = read_json(config)
-            if known.get("format") != FORMAT:
-                raise RunError(f"{self.path} has format {known.get('format')}, this version reads {FORMAT}")
-            difference = first_difference(known["settings"], self.settings.identity())
-            if difference:
-                raise UsageError(f"{self.path} holds a run with {difference}: choose another --out, or remove it")
-        else:
+        if not config.exists():
             write_json(config, {"format": FORMAT, "settings": self.settings.identity(), **facts()})
-        self._manifest: dict[str, Any] = {"format": FORMAT, "steps": 0, "state": None, "memory": [], "stages": []}
+        self._manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "steps": 0,
+            "state": None,
+            "memory": [],
+            "stages": [],
+        }
         if self._manifest_file.exists():
             self._manifest = read_json(self._manifest_file)
 

@@ -27,7 +27,9 @@ class Source:
 
 
 SOURCES = {
-    "glyphs": Source("glyphs:load", "glyphs", "90 printed characters, generated: 120 + 30 images a class, 24×24 colour"),
+    "glyphs": Source(
+        "glyphs:load", "glyphs", "90 printed characters, generated: 120 + 30 images a class, 24×24 colour"
+    ),
     "digits": Source("digits:load", "digits", "10 handwritten digits, 8×8 grey, inside scikit-learn: tiny, for tests"),
     "cifar100": Source(
         "cifar100:load", "cifar100-paper", "100 classes, 500 + 100 images each, 32×32 (found or downloaded)"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import io
-import pickle  # noqa: S403 - only through the restricted unpickler below
+import pickle
 import tarfile
 import zlib
 from pathlib import Path
@@ -93,13 +94,23 @@ class _ArraysOnly(pickle.Unpickler):
             return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes in Python 2's format
+            return codecs.encode
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR archive needs")
 
 
 def _unpickle(file: IO[bytes], path: Path) -> Any:
     try:
         return _ArraysOnly(file, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, ImportError, IndexError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        IndexError,
+    ) as error:
         raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): fetch it again") from error
 
 

@@ -23,9 +23,7 @@ SIZE = 24
 CANVAS = 48  # characters are drawn once at twice the size and sampled down
 
 
-def load(
-    root: Path | None, difficulty: float = 1.0, train: int = 120, test: int = 30, data_seed: int = 0
-) -> Dataset:
+def load(root: Path | None, difficulty: float = 1.0, train: int = 120, test: int = 30, data_seed: int = 0) -> Dataset:
     """90 classes; ``difficulty`` scales how far shapes and colours are thrown about (0: clean print)."""
     if difficulty < 0 or train < 1 or test < 1:
         raise UsageError("data.difficulty must be at least 0, data.train and data.test at least 1")
@@ -65,7 +63,10 @@ def _render(stamp: Tensor, count: int, difficulty: float, draws: torch.Generator
     shear, shift = spread() * 0.25 * difficulty, spread(2) * 0.18 * difficulty
     cos, sin = angle.cos() * scale, angle.sin() * scale
     affine = torch.stack(
-        [torch.stack([cos, -sin + shear * cos, shift[:, 0]], 1), torch.stack([sin, cos + shear * sin, shift[:, 1]], 1)],
+        [
+            torch.stack([cos, -sin + shear * cos, shift[:, 0]], 1),
+            torch.stack([sin, cos + shear * sin, shift[:, 1]], 1),
+        ],
         1,
     )
     grid = F.affine_grid(affine, [count, 1, SIZE, SIZE], align_corners=False)

@@ -1,0 +1,5 @@
+"""``python -m equipoise``."""
+
+from equipoise.cli import main
+
+main()

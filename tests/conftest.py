@@ -1,0 +1,49 @@
+"""What tests share. Nets are tiny and single-threaded: two xdist workers fill two cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.data.dataset import Dataset
+from equipoise.data.sources import load
+from equipoise.study.experiment import Result, run
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def cifar_root() -> Path:
+    """The directory of real CIFAR-100, or a skip that says why."""
+    root = os.environ.get("EQUIPOISE_DATA")
+    if not root:
+        pytest.skip("real CIFAR-100 is not here: set EQUIPOISE_DATA to the directory of cifar-100-python.tar.gz")
+    return Path(root)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return load("digits")
+
+
+Quick = Callable[..., Result]
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Quick:
+    """A run on digits in a second or two, into a directory of its own."""
+    count = 0
+
+    def go(**options: Any) -> Result:
+        nonlocal count
+        count += 1
+        options.setdefault("out", tmp_path / f"run-{count}")
+        overrides = {"train": {"epochs": 2}, **options.pop("overrides", {})}
+        return run("digits", overrides=overrides, **options)
+
+    return go

@@ -1,0 +1,236 @@
+"""The correction and the loss against arithmetic written from the paper's equations, in NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import equipoise as eq
+from equipoise.errors import UsageError
+from equipoise.learn.align import unit_head
+from equipoise.learn.head import Head
+from equipoise.learn.losses import distill, old_share
+from equipoise.learn.nets import make_backbone
+from equipoise.methods import make
+from equipoise.methods.wa import WA
+from equipoise.study.align_file import align_file
+
+Array = NDArray[np.float64]
+
+
+def layer(rows: int = 7, features: int = 5, bias: bool = True, grow: float = 3.0) -> nn.Linear:
+    torch.manual_seed(rows)
+    made = nn.Linear(features, rows, bias=bias).double()
+    made.weight.data[4:] *= grow
+    return made
+
+
+def gamma_of(weight: Array, old: int, norm: int, clamp: bool) -> float:
+    """Eq. 6, from sums over elements."""
+    size = np.abs(weight).sum(1) if norm == 1 else np.sqrt((weight * weight).sum(1))
+    ratio = float(np.mean(size[:old]) / np.mean(size[old:]))
+    return min(ratio, 1.0) if clamp else ratio
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("clamp", [True, False])
+@pytest.mark.parametrize("grow", [3.0, 0.2])
+def test_align_head_is_equations_5_and_6(norm: int, bias: bool, clamp: bool, grow: float) -> None:
+    head = layer(bias=bias, grow=grow)
+    before = head.weight.detach().numpy().copy()
+    bias_before = head.bias.detach().numpy().copy() if bias else None
+    gamma = eq.align_head(head, n_old=4, norm=norm, clamp=clamp)
+    expected = gamma_of(before, 4, norm, clamp)
+    assert gamma == pytest.approx(expected, rel=1e-12)
+    assert (gamma < 1) == (grow > 1) or clamp
+    np.testing.assert_array_equal(head.weight.detach().numpy()[:4], before[:4])
+    np.testing.assert_allclose(head.weight.detach().numpy()[4:], expected * before[4:], rtol=1e-12)
+    if bias_before is not None:
+        np.testing.assert_array_equal(head.bias.detach().numpy()[:4], bias_before[:4])
+        np.testing.assert_allclose(head.bias.detach().numpy()[4:], expected * bias_before[4:], rtol=1e-12)
+
+
+def test_alignment_scales_the_new_logits_by_gamma() -> None:
+    """Eq. 8: the whole effect on the output, bias included."""
+    head = layer()
+    features = torch.rand(9, 5, dtype=torch.double)
+    before = head(features).detach()
+    gamma = eq.align_head(head, n_old=4)
+    torch.testing.assert_close(head(features).detach()[:, :4], before[:, :4])
+    torch.testing.assert_close(head(features).detach()[:, 4:], gamma * before[:, 4:])
+
+
+@pytest.mark.parametrize("old", [0, 7, 8, -1])
+def test_align_head_needs_old_and_new_classes(old: int) -> None:
+    with pytest.raises(UsageError, match="cannot be the old ones"):
+        eq.align_head(layer(), n_old=old)
+
+
+def test_align_head_refuses_what_has_no_ratio() -> None:
+    head = layer()
+    head.weight.data[4:] = 0
+    with pytest.raises(UsageError, match="are zero"):
+        eq.align_head(head, n_old=4)
+    head.weight.data[0, 0] = torch.nan
+    with pytest.raises(UsageError, match="not finite"):
+        eq.align_head(head, n_old=4)
+    with pytest.raises(UsageError, match="1 or 2"):
+        eq.head_norms(head, norm=3)
+
+
+def test_unit_head_gives_every_row_norm_one() -> None:
+    head = layer()
+    direction = head.weight[2].detach().numpy() / np.linalg.norm(head.weight[2].detach().numpy())
+    unit_head(head)
+    np.testing.assert_allclose(np.linalg.norm(head.weight.detach().numpy(), axis=1), 1)
+    np.testing.assert_allclose(head.weight[2].detach().numpy(), direction)
+
+
+def softmax(values: Array) -> Array:
+    raised = np.exp(values - values.max(1, keepdims=True))
+    return np.asarray(raised / raised.sum(1, keepdims=True))
+
+
+def paper_loss(scores: Array, teacher: Array, labels: NDArray[np.int64], lam: float, T: float) -> float:
+    """Eq. 1–3 as printed."""
+    old = teacher.shape[1]
+    cross = -np.mean([np.log(softmax(scores)[i, y]) for i, y in enumerate(labels)])
+    target, said = softmax(teacher / T), softmax(scores[:, :old] / T)
+    kd = np.mean([-sum(target[i, c] * np.log(said[i, c]) for c in range(old)) for i in range(len(labels))])
+    return float((1 - lam) * cross + lam * kd)
+
+
+def test_distillation_is_equation_3_without_t_squared() -> None:
+    torch.manual_seed(0)
+    scores, teacher = torch.randn(6, 5).double(), torch.randn(6, 3).double()
+    expected = paper_loss(scores.numpy(), teacher.numpy(), np.zeros(6, int), lam=1.0, T=2.0)
+    assert distill(scores, teacher, 2.0).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_lambda_rule() -> None:
+    assert old_share(80, 20) == 0.8
+    assert old_share(50, 10) == pytest.approx(5 / 6)
+
+
+def wa_at_step_two(**fields: object) -> WA:
+    """A WA method between its first and second step: 3 old classes, 2 new ones."""
+    method = make("wa", fields)
+    assert isinstance(method, WA)
+    torch.manual_seed(1)
+    method.build(lambda final_relu: make_backbone("tiny", 1, final_relu))
+    method.head.grow(3)
+    method.old, method.new = 3, 2
+    step = type("Step", (), {"old": 3, "new": 2})()
+    method.begin(step, None)  # type: ignore[arg-type]
+    return method
+
+
+@pytest.mark.parametrize("balance", [None, 0.3])
+@pytest.mark.parametrize("temperature", [2.0, 1.0])
+def test_wa_loss_is_equation_1(balance: float | None, temperature: float) -> None:
+    method = wa_at_step_two(balance=balance, temperature=temperature).eval()
+    assert method.teacher is not None
+    x, y = torch.rand(8, 1, 8, 8), torch.tensor([0, 1, 2, 3, 4, 3, 2, 0])
+    with torch.no_grad():
+        scores, teacher = method.predict(x).double().numpy(), method.teacher.predict(x).double().numpy()
+    assert scores.shape == (8, 5)
+    assert teacher.shape == (8, 3)
+    lam = 3 / 5 if balance is None else balance
+    expected = paper_loss(scores, teacher, y.numpy(), lam, temperature)
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_first_step_is_plain_cross_entropy() -> None:
+    method = make("wa")
+    method.build(lambda final_relu: make_backbone("tiny", 1, final_relu))
+    method.begin(type("Step", (), {"old": 0, "new": 4})(), None)  # type: ignore[arg-type]
+    method.eval()
+    x, y = torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 2, 3, 0])
+    scores = method.predict(x).detach().double().numpy()
+    expected = -np.mean(np.log(softmax(scores)[np.arange(5), y.numpy()]))
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_clipping_keeps_every_weight_at_zero_or_above(clip: bool) -> None:
+    method = wa_at_step_two(clip=clip)
+    before = method.head.weight.detach().numpy().copy()
+    method.after_update()
+    expected = np.maximum(before, 0) if clip else before
+    np.testing.assert_array_equal(method.head.weight.detach().numpy(), expected)
+    assert (before < 0).any()
+
+
+@pytest.mark.parametrize("redraw", [True, False])
+def test_redraw_touches_old_rows_or_not(redraw: bool) -> None:
+    method = wa_at_step_two(redraw=redraw)
+    assert method.teacher is not None
+    same = torch.equal(method.head.weight[:3], method.teacher.head.weight)
+    assert same is not redraw
+
+
+def test_teacher_stays_as_it_is_while_the_student_trains() -> None:
+    method = wa_at_step_two().train()
+    assert method.teacher is not None
+    assert method.training
+    assert not any(module.training for module in method.teacher.modules())
+    before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.5)
+    for _ in range(3):
+        method.loss(torch.rand(8, 1, 8, 8), torch.randint(5, (8,))).backward()
+        optimizer.step()
+    for name, value in method.teacher.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_weight_normalisation_layer_ignores_the_length_of_rows() -> None:
+    head = Head(4, kind="unit", scale=2.0)
+    head.grow(3)
+    features = torch.rand(5, 4)
+    weight = head.weight.detach().double().numpy()
+    expected = 2 * features.double().numpy() @ (weight / np.linalg.norm(weight, axis=1, keepdims=True)).T
+    np.testing.assert_allclose(head(features).detach().numpy(), expected, rtol=1e-5)
+    head.weight.data[1] *= 10
+    np.testing.assert_allclose(head(features).detach().numpy(), expected, rtol=1e-5)
+
+
+def test_cosine_head_ignores_the_length_of_features_too() -> None:
+    head = Head(4, kind="cosine")
+    head.grow(3)
+    features = torch.rand(5, 4)
+    torch.testing.assert_close(head(features * 7), head(features))
+    assert head(features).abs().max() <= 1
+
+
+def test_head_loads_any_number_of_classes() -> None:
+    big, small = Head(4, bias=True), Head(4, bias=True)
+    big.grow(6)
+    small.grow(2)
+    small.load_state_dict(big.state_dict())
+    torch.testing.assert_close(small(torch.ones(1, 4)), big(torch.ones(1, 4)))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "nested"])
+def test_align_file_corrects_anybodys_checkpoint(kind: str, tmp_path: Path) -> None:
+    head = layer().float()
+    state = {"fc.weight": head.weight.data.clone(), "fc.bias": head.bias.data.clone(), "conv": torch.rand(2, 2)}
+    source = tmp_path / ("in.safetensors" if kind == "safetensors" else "in.pt")
+    out = tmp_path / ("out.safetensors" if kind == "safetensors" else "out.pt")
+    if kind == "safetensors":
+        save_file(state, source, {"made by": "somebody"})
+    else:
+        torch.save({"state_dict": state, "epoch": 3} if kind == "nested" else state, source)
+    report = align_file(source, "fc.weight", 4, out)
+    assert report.gamma == pytest.approx(gamma_of(state["fc.weight"].double().numpy(), 4, 1, True), rel=1e-5)
+    written = load_file(out) if kind == "safetensors" else torch.load(out, weights_only=True)
+    written = written["state_dict"] if kind == "nested" else written
+    torch.testing.assert_close(written["fc.weight"][4:], state["fc.weight"][4:] * report.gamma)
+    torch.testing.assert_close(written["fc.bias"][4:], state["fc.bias"][4:] * report.gamma)
+    assert torch.equal(written["conv"], state["conv"])

@@ -1,0 +1,114 @@
+"""Reading CIFAR-100: the real one where it is, and files that are not what they claim."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pooch
+import pytest
+import torch
+
+from equipoise.data.sources import load
+from equipoise.errors import DataError
+
+
+def write_archive(path: Path, parts: dict[str, Any]) -> None:
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
+        for name, content in parts.items():
+            data = pickle.dumps(content, protocol=2)
+            entry = tarfile.TarInfo(f"cifar-100-python/{name}")
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+
+
+def fake(count: int) -> dict[bytes, Any]:
+    data = np.zeros((count, 3072), np.uint8)
+    data[:, 0] = np.arange(count) % 251
+    labels = [i % 100 for i in range(count)]
+    return {b"data": data, b"fine_labels": labels, b"coarse_labels": [label % 20 for label in labels]}
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of the right layout and size, with nothing to see in it."""
+    root = tmp_path_factory.mktemp("cifar")
+    names = {
+        b"fine_label_names": [f"fine{i}".encode() for i in range(100)],
+        b"coarse_label_names": [f"coarse{i}".encode() for i in range(20)],
+    }
+    write_archive(root / "cifar-100-python.tar.gz", {"train": fake(50_000), "test": fake(10_000), "meta": names})
+    return root
+
+
+def test_archive_and_unpacked_folder_read_alike(fakes: Path, tmp_path: Path) -> None:
+    packed = load("cifar100", fakes)
+    with tarfile.open(fakes / "cifar-100-python.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    unpacked = load("cifar100", tmp_path)
+    assert packed.classes == unpacked.classes == tuple(f"fine{i}" for i in range(100))
+    rows = torch.arange(0, 50_000, 997)
+    assert torch.equal(packed.train.read(rows), unpacked.train.read(rows))
+    assert packed.train.read(rows)[:, 0, 0, 0].tolist() == [row % 251 for row in rows.tolist()]
+    assert len(load("cifar100", fakes, labels="coarse").classes) == 20
+
+
+def test_truncated_archive_is_one_sentence(fakes: Path, tmp_path: Path) -> None:
+    whole = (fakes / "cifar-100-python.tar.gz").read_bytes()
+    for keep in (len(whole) // 2, 100, 0):
+        (tmp_path / "cifar-100-python.tar.gz").write_bytes(whole[:keep])
+        with pytest.raises(DataError, match="truncated or not the CIFAR-100 archive"):
+            load("cifar100", tmp_path)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("this must never run",))
+
+
+def test_code_in_a_pickle_is_never_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_archive(tmp_path / "cifar-100-python.tar.gz", {"train": Evil(), "test": Evil(), "meta": Evil()})
+    with pytest.raises(DataError, match="which no CIFAR archive needs"):
+        load("cifar100", tmp_path)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({b"data": np.zeros((10, 3072), np.uint8)}, "does not hold 50000 images"),
+        ({b"fine_labels": [0] * 50_000}, "not 500 a class"),
+        ({b"fine_labels": [101] * 50_000}, "not 500 a class"),
+    ],
+)
+def test_contents_are_checked(change: dict[bytes, Any], message: str, tmp_path: Path) -> None:
+    names = {b"fine_label_names": [b"x"] * 100}
+    write_archive(tmp_path / "cifar-100-python.tar.gz", {"train": fake(50_000) | change, "test": {}, "meta": names})
+    with pytest.raises(DataError, match=message):
+        load("cifar100", tmp_path)
+
+
+def test_download_failure_tells_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(pooch, "retrieve", refuse)
+    with pytest.raises(DataError, match=r"could not be downloaded \(no route to host\): put cifar-100"):
+        load("cifar100", tmp_path)
+    with pytest.raises(DataError, match="is not a directory"):
+        load("cifar100", tmp_path / "nowhere")
+
+
+@pytest.mark.realdata
+def test_the_real_cifar_100(cifar_root: Path) -> None:
+    data = load("cifar100", cifar_root)
+    assert (len(data.train), len(data.test)) == (50_000, 10_000)
+    assert data.classes[:3] == ("apple", "aquarium_fish", "baby")
+    assert data.classes[99] == "worm"
+    pixels = data.train.read(torch.arange(50_000)).double() / 255
+    np.testing.assert_allclose(pixels.mean((0, 2, 3)), data.augment.mean, atol=2e-4)
+    np.testing.assert_allclose(pixels.std((0, 2, 3)), data.augment.std, atol=2e-3)

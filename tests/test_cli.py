@@ -1,0 +1,154 @@
+"""The command line from outside: what it prints, and that a mistake is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from equipoise.cli import main
+
+QUICK = ("--epochs", "1", "--threads", "1")
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Run a command in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(*arguments: object) -> Ran:
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(int(exit_.value.code or 0), captured.out, captured.err)
+
+    return go
+
+
+def test_help_needs_no_torch_and_no_patience() -> None:
+    code = (
+        "import sys\nfrom equipoise.cli import main\n"
+        "try: main(['run', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0
+    assert "--data-root" in done.stdout
+    assert time.monotonic() - began < 3  # alone it takes 0.2 s; two workers may be busy
+
+
+def test_run_prints_a_table_and_says_where_the_files_are(cli) -> None:  # type: ignore[no-untyped-def]
+    ran = cli("run", "digits", *QUICK, "--out", "here")
+    assert ran.code == 0
+    for word in ("top-1", "γ", "e(o,n)", "1/5", "5/5", "average without step 1", "forgetting", "files: here"):
+        assert word in ran.out, word
+    again = cli("run", "digits", *QUICK, "--out", "here")
+    assert "holds this run after step 5" in again.out
+
+
+def test_json_is_one_object_a_line(cli) -> None:  # type: ignore[no-untyped-def]
+    ran = cli("run", "digits", *QUICK, "--json", "--set", "method.norm=2", "--set", "memory.selection=random")
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    wanted = "step seen new top1 top5 top1_uncorrected gamma e_n e_o e_on e_oo norms_old norms_new seconds"
+    assert set(wanted.split()) <= set(lines[0])
+    assert set(lines[-1]["summary"]) == {"average_without_first", "average_with_first", "last", "forgetting"}
+    config = json.loads((Path(lines[-1]["directory"]) / "config.json").read_text())
+    assert config["settings"]["fields"]["norm"] == 2
+    assert config["settings"]["memory"]["selection"] == "random"
+    assert config["versions"]["torch"].startswith("2.")
+
+
+def test_dry_run_tells_the_plan_and_leaves_no_trace(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    ran = cli("run", "digits", "--steps", "4,3x2", "--dry-run")
+    assert ran.code == 0
+    assert "step 1: 4 new classes" in ran.out
+    assert "of training on this machine" in ran.out
+    assert list(tmp_path.iterdir()) == []
+    plan = json.loads(cli("run", "digits", "--dry-run", "--json").out)
+    assert plan["classes"] == [2] * 5
+    assert plan["seconds"] > 0
+
+
+def test_quiet_run_says_only_the_end(cli) -> None:  # type: ignore[no-untyped-def]
+    ran = cli("run", "digits", *QUICK, "--quiet")
+    assert len(ran.out.strip().splitlines()) == 2
+
+
+def test_compare_prints_methods_side_by_side(cli) -> None:  # type: ignore[no-untyped-def]
+    ran = cli("compare", "digits", "--methods", "ce,wa", "--seeds", "0,1", *QUICK, "--out", "c", "--quiet")
+    assert ran.code == 0
+    assert "mean ± std over 2 seeds" in ran.out
+    table = json.loads(Path("c/compare.json").read_text())
+    for method in ("ce", "wa"):
+        entry = table["methods"][method]
+        lasts = [cell["last"] for cell in entry["seeds"].values()]
+        assert entry["mean"]["last"] == pytest.approx(sum(lasts) / 2)
+        assert entry["std"]["last"] == pytest.approx(abs(lasts[0] - lasts[1]) / 2**0.5)
+        rows = Path(entry["seeds"]["0"]["directory"], "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(row)["top1"] for row in rows] == entry["seeds"]["0"]["top1"]
+
+
+def test_align_a_file(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    weight = torch.tensor([[1.0, 1.0], [4.0, 4.0]])
+    save_file({"fc.weight": weight}, tmp_path / "in.safetensors")
+    ran = cli("align", "in.safetensors", "--head", "fc.weight", "--old", "1", "--out", "out.safetensors")
+    assert ran.code == 0
+    assert "γ = 0.2500" in ran.out
+    assert load_file(tmp_path / "out.safetensors")["fc.weight"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_lists(cli) -> None:  # type: ignore[no-untyped-def]
+    assert "ce+kd+wnl" in cli("methods").out
+    assert "imagenet100-lucir" in cli("datasets").out
+    assert "cifar100-paper" in cli("recipes").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "digits", "--method", "wq"), "no method 'wq': did you mean 'wa'"),
+        (("run", "digit"), "no dataset 'digit': did you mean 'digits'"),
+        (("run", "digits", "--recipe", "digit"), "did you mean 'digits'"),
+        (("run", "digits", "--recipe", "cifar100-paper"), "is for the dataset cifar100"),
+        (("run", "cifar100", "--data-root", "nowhere"), "the data root nowhere is not a directory"),
+        (("run", "imagenet1000"), "--data-root"),
+        (("run", "imagenet100", "--data-root", "."), "has no 'train' folder"),
+        (("run", "folder", "--data-root", "."), "has no class folders"),
+        (("run", "digits", "--steps", "3"), "10 classes cannot be split into 3 equal steps: use one of 1, 2, 5, 10"),
+        (("run", "digits", "--steps", "5,4"), "add up to 9, but there are 10"),
+        (("run", "digits", "--steps", "-1"), "steps"),
+        (("run", "digits", "--memory", "9"), "a memory of 9 images is smaller than the 10 classes"),
+        (("run", "digits", "--order", "sideways"), "no class order 'sideways'"),
+        (("run", "digits", "--set", "epochs=3"), "write SECTION.NAME=VALUE"),
+        (("run", "digits", "--set", "trian.epochs=3"), "did you mean 'train'"),
+        (("run", "digits", "--set", "data.size=3"), "no option of the dataset digits"),
+        (("run", "digits", "--seed", "x"), "seed"),
+        (("run", "digits", "--epochz", "3"), "--epoch"),
+        (("run", "digits", "--out", "file/inside"), "cannot write to file/inside"),
+        (("compare", "digits", "--seeds", "a"), "give whole numbers"),
+        (("compare", "digits", "--methods", "wa,wb"), "no method 'wb'"),
+        (("align", "gone.pt", "--old", "3", "--out", "x"), "does not exist"),
+        (("align", "file", "--old", "3", "--out", "x"), "without running code"),
+        (("nonsense",), "nonsense"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_code_2(arguments: tuple[str, ...], message: str, cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("not a directory")
+    ran = cli(*arguments)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.startswith("equipoise: ")
+    assert len(ran.err.strip().splitlines()) == 1
+    assert ran.out == ""

@@ -1,0 +1,86 @@
+"""Networks, schedules and the loop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.errors import UsageError
+from equipoise.learn.nets import BACKBONES, make_backbone
+from equipoise.learn.schedule import Schedule
+from equipoise.learn.trainer import _batches
+
+
+def count(net: torch.nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def test_resnet32_is_the_papers() -> None:
+    """Parameters counted by hand: stem, 3 groups of 5 pre-activation blocks, last batch norm."""
+    net = make_backbone("resnet32", 3)
+    expected = 27 * 16
+    for group, width in enumerate((16, 32, 64)):
+        for block in range(5):
+            inputs = width // 2 if group and not block else width
+            expected += 2 * inputs + 9 * inputs * width + 2 * width + 9 * width * width
+            expected += inputs * width if inputs != width else 0
+    expected += 2 * 64
+    assert count(net) == expected
+    convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (3, 3)]
+    assert len(convolutions) == 31  # and the head makes 32
+    assert net(torch.rand(2, 3, 32, 32)).shape == (2, 64)
+
+
+def test_resnet18_takes_photographs() -> None:
+    net = make_backbone("resnet18", 3).eval()
+    convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size != (1, 1)]
+    assert len(convolutions) == 17
+    assert net(torch.rand(1, 3, 224, 224)).shape == (1, 512)
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_features_are_never_negative_unless_asked(name: str) -> None:
+    x = torch.randn(4, 3, 32, 32)
+    net, bare = make_backbone(name, 3), make_backbone(name, 3, final_relu=False)
+    features = net(x)
+    assert features.shape == (4, net.width)
+    assert (features >= 0).all()
+    assert (bare(x) < 0).any()
+    big = [p for p in net.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in big)
+
+
+def test_he_initialisation() -> None:
+    net = make_backbone("resnet18", 3)
+    weight = next(p for p in net.parameters() if p.shape == (512, 512, 3, 3))
+    assert weight.std().item() == pytest.approx(math.sqrt(2 / (512 * 9)), rel=0.01)
+
+
+def test_schedules() -> None:
+    cosine = Schedule(epochs=10, lr=1.0, shape="cosine")
+    assert [cosine.lr_at(t) for t in (0, 5, 10)] == pytest.approx([1, 0.5, 0])
+    cycle = Schedule(epochs=10, lr=1.0, shape="one-cycle", warmup=0.2)
+    assert [cycle.lr_at(t) for t in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    steps = Schedule(epochs=10, lr=1.0, shape="milestones", milestones=(3, 6))
+    assert [steps.lr_at(t) for t in (0, 2.9, 3, 5.9, 6, 9)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert Schedule(shape="constant", lr=0.3).lr_at(7) == 0.3
+    with pytest.raises(UsageError, match="at least 1"):
+        Schedule(epochs=0)
+    with pytest.raises(UsageError, match="above 0"):
+        Schedule(lr=0.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(images=st.integers(1, 200), size=st.integers(1, 64))
+def test_batches_are_a_permutation_and_never_one_image_alone(images: int, size: int) -> None:
+    batches = _batches(images, size, torch.Generator().manual_seed(0))
+    flat = torch.cat(batches).tolist()
+    assert sorted(set(flat)) == list(range(images))
+    assert len(flat) == (images if images > 1 else 2)
+    assert all(len(batch) <= size + 1 for batch in batches[:-1] or [])
+    if size > 1:
+        assert all(len(batch) > 1 for batch in batches)

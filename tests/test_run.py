@@ -1,0 +1,283 @@
+"""Runs, their directories, and going on after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.errors import RunError, UsageError
+from equipoise.files import read_tensors
+from equipoise.methods import registry
+from equipoise.study.experiment import Result, run
+from equipoise.study.progress import Reporter
+from equipoise.study.recipe import read_recipe, recipe_names, resolve
+from equipoise.study.rundir import RunDir
+from tests.conftest import Quick
+
+TIMES = ("seconds", "images_per_second")
+
+
+def timeless(directory: Path) -> list[dict[str, Any]]:
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def final_state(directory: Path) -> dict[str, torch.Tensor]:
+    (file,) = (directory / "checkpoint").glob("*.safetensors")
+    return read_tensors(file)
+
+
+def assert_same_run(one: Path, two: Path) -> None:
+    assert timeless(one) == timeless(two)
+    left, right = final_state(one), final_state(two)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@pytest.mark.parametrize("method", sorted(registry()))
+def test_every_method_learns_digits(method: str, quick: Quick) -> None:
+    result = quick(method=method, overrides={"train": {"epochs": 4}})
+    assert [row["seen"] for row in result.rows] == [2, 4, 6, 8, 10]
+    assert all(row["exemplars"] <= 50 for row in result.rows)
+    assert result.rows[0]["top1"] > 90
+    assert result.rows[-1]["top1"] > 20
+    for row in result.rows:
+        wrong = row["e_n"] + row["e_on"] + row["e_oo"]
+        tests = len(read_tensors(result.directory / "predictions" / f"step-{row['step']}.safetensors")["labels"])
+        assert row["top1"] == pytest.approx(100 - 100 * wrong / tests)
+        assert row["e_o"] == row["e_on"] + row["e_oo"]
+    assert json.loads((result.directory / "summary.json").read_text()) == result.summary
+
+
+def test_step_one_is_the_same_for_all_of_the_family(quick: Quick) -> None:
+    first = {method: quick(method=method, steps="5,5").rows[0]["top1"] for method in ("ce", "ce+kd", "wa", "ce+wa")}
+    assert len(set(first.values())) == 1
+
+
+def test_gamma_is_the_ratio_of_mean_norms(quick: Quick) -> None:
+    for row in quick(method="wa", overrides={"fields": {"clamp": False}}).rows[1:]:
+        assert row["gamma"] == pytest.approx(row["norms_old"] / row["norms_new"], rel=1e-5)
+
+
+def test_unequal_and_one_class_steps(quick: Quick) -> None:
+    result = quick(method="wa", steps="4,1,3,1x2")
+    assert [row["new"] for row in result.rows] == [4, 1, 3, 1, 1]
+    assert all(row["gamma"] is not None for row in result.rows[1:])
+
+
+def test_fixed_memory_a_class_and_no_memory(quick: Quick) -> None:
+    fixed = quick(method="wa", overrides={"memory": {"size": 3, "per": "class"}})
+    assert [row["exemplars"] for row in fixed.rows] == [6, 12, 18, 24, 30]
+    none = quick(method="ce", overrides={"memory": {"size": 0}})
+    assert [row["exemplars"] for row in none.rows] == [0] * 5
+    assert none.rows[-1]["e_on"] > 0.9 * none.rows[-1]["e_o"]  # all is forgotten
+
+
+def test_joint_is_above_and_uses_everything(quick: Quick) -> None:
+    joint, ce = quick(method="joint"), quick(method="ce")
+    assert joint.summary["last"] > ce.summary["last"] + 10  # type: ignore[operator]
+
+
+def test_same_seed_same_bits_other_seed_other_run(quick: Quick) -> None:
+    one, two, other = quick(method="wa"), quick(method="wa"), quick(method="wa", seed=1)
+    assert_same_run(one.directory, two.directory)
+    assert timeless(one.directory) != timeless(other.directory)
+
+
+class Stop(Reporter):
+    """Interrupts at a given batch, as Ctrl-C would."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def batch(self, images: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("after", [0, 10, 33, 55])
+def test_interrupted_anywhere_the_same_command_gives_the_same_bits(after: int, optimizer: str, quick: Quick) -> None:
+    lr = 0.1 if optimizer == "sgd" else 0.003
+    overrides = {"train": {"epochs": 2, "optimizer": optimizer, "lr": lr}, "fields": {"bias": True}}
+    whole = quick(method="wa", overrides=overrides)
+    directory = whole.directory.with_name("stopped")
+    with pytest.raises(KeyboardInterrupt):
+        quick(method="wa", overrides=overrides, out=directory, reporter=Stop(after))
+    quick(method="wa", overrides=overrides, out=directory)
+    assert_same_run(whole.directory, directory)
+
+
+def test_resume_redoes_no_finished_epoch(quick: Quick, tmp_path: Path) -> None:
+    class Count(Stop):
+        def __init__(self, after: int) -> None:
+            super().__init__(after)
+            self.epochs = 0
+
+        def epoch(self, epoch: int, loss: float, lr: float) -> None:
+            self.epochs += 1
+
+    first, second = Count(48), Count(10**9)
+    with pytest.raises(KeyboardInterrupt):
+        quick(out=tmp_path / "x", reporter=first, overrides={"train": {"epochs": 3}})
+    quick(out=tmp_path / "x", reporter=second, overrides={"train": {"epochs": 3}})
+    assert first.epochs > 3
+    assert first.epochs + second.epochs == 5 * 3
+    assert (
+        quick(out=tmp_path / "x", overrides={"train": {"epochs": 3}}).rows[-1]["step"] == 5
+    )  # done: nothing left to do
+
+
+COMMAND = [sys.executable, "-m", "equipoise", "run", "digits", "--threads", "1", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    subprocess.run([*COMMAND, "--out", str(directory)], check=True, capture_output=True)
+    return directory
+
+
+@pytest.mark.parametrize("moment", [1, 4, 7])
+def test_sigkill_at_any_moment_loses_nothing(moment: int, uninterrupted: Path, tmp_path: Path) -> None:
+    """Killed as the checkpoint is being replaced for the ``moment``-th time, then run again."""
+    directory = tmp_path / "run"
+    process = subprocess.Popen([*COMMAND, "--out", str(directory)], stdout=subprocess.DEVNULL)
+    manifest, seen, last = directory / "checkpoint" / "manifest.json", 0, b""
+    deadline = time.monotonic() + 60
+    while seen < moment and time.monotonic() < deadline and process.poll() is None:
+        try:
+            now = manifest.read_bytes()
+        except FileNotFoundError:
+            continue
+        if now != last:
+            seen, last = seen + 1, now
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    again = subprocess.run([*COMMAND, "--out", str(directory)], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert_same_run(uninterrupted, directory)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [*COMMAND, "--set", "train.epochs=500", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    manifest = tmp_path / "run" / "checkpoint" / "manifest.json"
+    deadline = time.monotonic() + 60
+    while not manifest.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "same command goes on" in err
+    assert "Traceback" not in err
+
+
+def test_run_directory_of_other_settings_is_refused(quick: Quick, tmp_path: Path) -> None:
+    quick(out=tmp_path / "x")
+    with pytest.raises(UsageError, match="seed = 0, and this command has 1"):
+        quick(out=tmp_path / "x", seed=1)
+    with pytest.raises(UsageError, match=r"method\.norm = 1, and this command has 2"):
+        quick(out=tmp_path / "x", overrides={"fields": {"norm": 2}})
+
+
+def test_two_processes_cannot_share_a_run_directory(tmp_path: Path) -> None:
+    settings = resolve("digits")
+    with RunDir(tmp_path, settings), pytest.raises(RunError, match="another process"), RunDir(tmp_path, settings):
+        pass
+
+
+def test_divergence_is_told_not_hidden(quick: Quick) -> None:
+    with pytest.raises(RunError, match=r"lower train\.lr \(now 1e\+15\)"):
+        quick(method="ce", overrides={"train": {"epochs": 2, "lr": 1e15}})
+
+
+# ---- recipes and settings
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_resolves_for_every_method(name: str) -> None:
+    recipe = read_recipe(name)
+    assert recipe["about"]
+    for method in registry():
+        settings = resolve(recipe["dataset"], method, name)
+        assert json.loads(json.dumps(settings.identity())) == settings.identity()
+
+
+def test_paper_recipe_is_the_authors() -> None:
+    settings = resolve("cifar100", "wa", "cifar100-paper")
+    train = settings.train
+    assert (train.epochs, train.batch_size, train.lr, train.momentum) == (250, 32, 0.1, 0.9)
+    lrs = [train.lr_at(epoch) for epoch in (0, 99, 100, 149, 150, 199, 200, 249)]
+    assert lrs == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001])
+    assert [train.for_step(step).weight_decay for step in (1, 2, 5)] == pytest.approx([1e-4, 5e-5, 2e-5])
+    fields = settings.fields
+    assert (fields["norm"], fields["clip"], fields["clamp"], fields["redraw"], fields["bias"]) == (
+        1,
+        True,
+        True,
+        True,
+        False,
+    )
+    assert (settings.memory["size"], settings.stream.order, settings.stream.steps) == (2000, "1993", 5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train": {"epoch": 3}}, "did you mean 'epochs'"),
+        ({"train": {"epochs": "many"}}, "train.epochs is 'many', but it takes a whole number"),
+        ({"train": {"epochs": True}}, "train.epochs is True"),
+        ({"fields": {"norm": 3}}, "norm is 3, but it takes 1 or 2"),
+        ({"fields": {"distil": False}}, "means distil = True"),
+        ({"memory": {"size": -1}}, "cannot be negative"),
+        ({"net": {"backbone": "resnet23"}}, "did you mean 'resnet32'"),
+        ({"augment": {"padd": 3}}, "did you mean 'pad'"),
+        ({"runtime": {"device": "warp"}}, "device 'warp' cannot be used"),
+    ],
+)
+def test_impossible_settings_are_one_sentence(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        resolve("digits", "wa", overrides=overrides)
+
+
+def test_own_recipe_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[train]\nepochs = 1\n[methods.wa.fields]\nnorm = 2\n[methods."ce+kd".train]\nlr = 0.5\n')
+    wa, kd = resolve("digits", "wa", str(file)), resolve("digits", "ce+kd", str(file))
+    assert (wa.train.epochs, wa.fields["norm"], wa.train.lr) == (1, 2, 0.1)
+    assert (kd.fields["norm"], kd.train.lr) == (2, 0.5)
+    file.write_text("[trian]\n")
+    with pytest.raises(UsageError, match="did you mean 'train'"):
+        resolve("digits", "wa", str(file))
+
+
+# ---- real data
+
+
+@pytest.mark.realdata
+def test_real_cifar_shows_the_effect(cifar_root: Path, tmp_path: Path) -> None:
+    """A part of the smoke recipe: aligning helps, and by much, where old images are few."""
+    overrides = {
+        "net": {"backbone": "tiny"},
+        "train": {"epochs": 3},
+        "stream": {"classes": 20, "steps": 4},
+        "memory": {"size": 100},
+    }
+    result: Result = run(
+        "cifar100", recipe="cifar100-smoke", data_root=cifar_root, out=tmp_path / "wa", overrides=overrides
+    )
+    last = result.rows[-1]
+    assert last["top1"] > last["top1_uncorrected"] + 2
+    assert last["norms_new"] > last["norms_old"]
