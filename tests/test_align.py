@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -229,8 +230,8 @@ def test_align_file_corrects_anybodys_checkpoint(kind: str, tmp_path: Path) -> N
         torch.save({"state_dict": state, "epoch": 3} if kind == "nested" else state, source)
     report = align_file(source, "fc.weight", 4, out)
     assert report.gamma == pytest.approx(gamma_of(state["fc.weight"].double().numpy(), 4, 1, True), rel=1e-5)
-    written = load_file(out) if kind == "safetensors" else torch.load(out, weights_only=True)
-    written = written["state_dict"] if kind == "nested" else written
+    content: Any = load_file(out) if kind == "safetensors" else torch.load(out, weights_only=True)
+    written = content["state_dict"] if kind == "nested" else content
     torch.testing.assert_close(written["fc.weight"][4:], state["fc.weight"][4:] * report.gamma)
     torch.testing.assert_close(written["fc.bias"][4:], state["fc.bias"][4:] * report.gamma)
     assert torch.equal(written["conv"], state["conv"])

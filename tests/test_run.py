@@ -269,7 +269,7 @@ def test_own_recipe_file(tmp_path: Path) -> None:
 @pytest.mark.realdata
 def test_real_cifar_shows_the_effect(cifar_root: Path, tmp_path: Path) -> None:
     """A part of the smoke recipe: aligning helps, and by much, where old images are few."""
-    overrides = {
+    overrides: dict[str, dict[str, Any]] = {
         "net": {"backbone": "tiny"},
         "train": {"epochs": 3},
         "stream": {"classes": 20, "steps": 4},

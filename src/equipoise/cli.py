@@ -84,18 +84,18 @@ def run(
     dry_run
         Show what would be learned, and how long it would take, and stop.
     """
-    from equipoise.study.experiment import Experiment, default_directory, estimate, execute
+    from equipoise.study.experiment import Experiment, default_directory, estimate, execute, load_data
     from equipoise.study.progress import make_reporter
     from equipoise.study.recipe import resolve
 
     overrides = _overrides(set_, steps, memory, epochs, order, device, threads)
     settings = resolve(dataset, method, recipe, seed, overrides)
     if dry_run:
-        _show_plan(Experiment.prepare(settings, data_root), json, estimate)
+        _show_plan(Experiment.prepare(settings, load_data(settings, data_root)), json, estimate)
         return
     reporter = make_reporter(json, quiet)
     try:
-        execute(settings, out or default_directory(settings), data_root, reporter)
+        execute(settings, out or default_directory(settings), lambda: load_data(settings, data_root), reporter)
     finally:
         reporter.close()
 
@@ -184,7 +184,7 @@ def compare(
 
     from equipoise.study.compare import compare as run_all
     from equipoise.study.progress import Reporter, make_reporter
-    from equipoise.study.tables import comparison
+    from equipoise.study.tables import LEGEND, comparison
 
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
@@ -210,7 +210,8 @@ def compare(
         return
     console = Console(highlight=False)
     console.print(comparison(table))
-    console.print(f"files: {out}   (finished runs are kept: remove the directory to run them anew)")
+    console.print(LEGEND, style="dim", soft_wrap=True)
+    console.print(f"files: {out} (finished runs are kept: remove the directory to run them anew)", soft_wrap=True)
 
 
 @app.command

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from equipoise.files import write_json
-from equipoise.study.experiment import Result, execute
+from equipoise.study.experiment import Result, execute, load_data
 from equipoise.study.progress import Reporter
 from equipoise.study.recipe import resolve
 
@@ -28,12 +29,14 @@ def compare(
 ) -> dict[str, Any]:
     """Run every method with every seed; returns (and writes to compare.json) the figures of all and their means."""
     plans = [resolve(dataset, method, recipe, seed, overrides) for method in methods for seed in seeds]
+    load = cache(lambda: load_data(plans[0], data_root))  # once, for all runs
     table: dict[str, Any] = {"dataset": dataset, "methods": {}}
     for settings in plans:  # all settings were checked before the first run starts
         directory = out / settings.method / f"seed-{settings.seed}"
-        result = execute(settings, directory, data_root, reporter or Reporter())
+        result = execute(settings, directory, load, reporter or Reporter())
         entry = table["methods"].setdefault(settings.method, {"seeds": {}})
         entry["seeds"][str(settings.seed)] = _cell(result)
+        table["seen"] = [row["seen"] for row in result.rows]
     for entry in table["methods"].values():
         cells = list(entry["seeds"].values())
         entry["mean"] = {name: _mean([cell[name] for cell in cells]) for name in FIGURES}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from equipoise import methods
 from equipoise.data import sources
 from equipoise.data.augment import Augment
+from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
@@ -58,7 +59,8 @@ def run(
     if steps is not None:
         sections.setdefault("stream", {})["steps"] = steps
     settings = resolve(dataset, method, recipe, seed, sections)
-    return execute(settings, Path(out) if out else default_directory(settings), data_root, reporter or Reporter())
+    directory = Path(out) if out else default_directory(settings)
+    return execute(settings, directory, lambda: load_data(settings, data_root), reporter or Reporter())
 
 
 def default_directory(settings: Settings) -> Path:
@@ -76,8 +78,7 @@ class Experiment:
     method: Method
 
     @staticmethod
-    def prepare(settings: Settings, data_root: str | Path | None) -> Experiment:
-        dataset = sources.load(settings.dataset, data_root, **settings.data)
+    def prepare(settings: Settings, dataset: Dataset) -> Experiment:
         stream = ClassStream(dataset, settings.stream.steps, settings.stream.order, settings.stream.classes)
         memory = settings.make_memory()
         method = methods.make(settings.method, settings.fields)
@@ -124,11 +125,15 @@ class Experiment:
         return predict_all(self.method, self.stream.tests(step), self.augment, self.settings.runtime)
 
 
-def execute(settings: Settings, directory: Path, data_root: str | Path | None, reporter: Reporter) -> Result:
+def load_data(settings: Settings, data_root: str | Path | None) -> Dataset:
+    return sources.load(settings.dataset, data_root, **settings.data)
+
+
+def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], reporter: Reporter) -> Result:
     """Learn every step that is not yet in ``directory``."""
     rundir = RunDir(directory, settings)
     rundir.check()
-    experiment = Experiment.prepare(settings, data_root)
+    experiment = Experiment.prepare(settings, load())
     with rundir:
         state = rundir.state()
         if state is not None:

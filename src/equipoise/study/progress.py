@@ -58,18 +58,21 @@ class JsonLines(Reporter):
         print(json.dumps({"summary": summary, "directory": str(directory)}), flush=True)
 
 
-COLUMNS = (
-    "step",
-    "classes",
-    "top-1",
-    "before WA",
-    "top-5",
-    "γ",
-    "e(n)",
-    "e(o,n)",
-    "e(o,o)",
-    "exemplars",
-    "time",
+COLUMNS = {
+    "step": 6,
+    "classes": 9,
+    "top-1": 7,
+    "before": 8,
+    "top-5": 7,
+    "γ": 7,
+    "e(n)": 6,
+    "e(o,n)": 8,
+    "e(o,o)": 8,
+    "time": 8,
+}
+LEGEND = (
+    "before: top-1 without the correction; e(n): new images told wrong; e(o,n): old ones taken for new classes; "
+    "e(o,o): for other old ones"
 )
 
 
@@ -105,7 +108,7 @@ class Table(Reporter):
         if rows or epochs_done:
             after = f"step {len(rows)}" + (f" and {epochs_done} epochs of the next" if epochs_done else "")
             self.console.print(f"  {directory} holds this run after {after}: going on from there")
-        self.console.print(_line(COLUMNS), style="dim")
+        self.console.print(_line(tuple(COLUMNS)), style="bold")
         for row in rows:
             self._row(row)
         if self.console.is_terminal and len(rows) < len(sizes):
@@ -162,7 +165,7 @@ class Table(Reporter):
             f"{row['top1_uncorrected']:.1f}" if corrected else "–",
             f"{row['top5']:.1f}",
             "–" if row["gamma"] is None else f"{row['gamma']:.3f}",
-            *(str(row[name]) for name in ("e_n", "e_on", "e_oo", "exemplars")),
+            *(str(row[name]) for name in ("e_n", "e_on", "e_oo")),
             duration(row["seconds"]),
         )
         self.console.print(_line(cells))
@@ -175,8 +178,10 @@ class Table(Reporter):
             f"with it {summary['average_with_first']:.1f}",
             f"forgetting {_figure(summary['forgetting'])}",
         ]
-        self.console.print("  [bold]" + "[/], [bold]".join(parts) + "[/]")
-        self.console.print(f"  files: {directory}\n")
+        self.console.print("  [bold]" + ", ".join(parts) + "[/]", soft_wrap=True)
+        if not self.quiet:
+            self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
+        self.console.print(f"  files: {directory}\n", soft_wrap=True)
 
     def close(self) -> None:
         if self.progress is not None:
@@ -185,8 +190,7 @@ class Table(Reporter):
 
 
 def _line(cells: Sequence[str]) -> str:
-    widths = (6, 8, 7, 10, 7, 7, 7, 8, 8, 10, 7)
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
 
 
 def _figure(value: float | None) -> str:

@@ -6,22 +6,28 @@ from typing import Any
 
 from rich.table import Table
 
+FIGURES = {
+    "last": "last",
+    "avg": "average_without_first",
+    "avg+1": "average_with_first",
+    "forgets": "forgetting",
+}
+LEGEND = "avg: mean over all steps but the first, as in the paper; avg+1: over all; forgets: how far old classes fell"
+
 
 def comparison(table: dict[str, Any]) -> Table:
-    """Top-1 of each method after each step, and the averages; mean ± standard deviation where there are seeds."""
+    """Top-1 of each method after each step, and what sums it up; mean ± standard deviation where there are seeds."""
     methods = table["methods"]
     runs = max(len(entry["seeds"]) for entry in methods.values())
-    title = f"top-1 % on {table['dataset']}" + (f", mean ± std over {runs} seeds" if runs > 1 else "")
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
-    grid.add_column("method")
-    for step in range(1, 1 + max(len(entry["top1"]) for entry in methods.values())):
-        grid.add_column(f"step {step}", justify="right")
-    for name in ("last", "avg, no step 1", "avg, all", "forgetting"):
-        grid.add_column(name, justify="right")
-    figures = ("last", "average_without_first", "average_with_first", "forgetting")
+    title = f"{table['dataset']}: top-1 % by number of classes learned"
+    title += f", mean ± std over {runs} seeds" if runs > 1 else ""
+    grid = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1))
+    grid.add_column("method", no_wrap=True)
+    for heading in [*map(str, table["seen"]), *FIGURES]:
+        grid.add_column(heading, justify="right", no_wrap=True)
     for name, entry in methods.items():
-        cells = [_figure(entry["mean"][figure], entry["std"][figure]) for figure in figures]
-        grid.add_row(name, *(f"{value:.1f}" for value in entry["top1"]), *cells)
+        sums = [_figure(entry["mean"][figure], entry["std"][figure]) for figure in FIGURES.values()]
+        grid.add_row(name, *(f"{value:.1f}" for value in entry["top1"]), *sums)
     return grid
 
 
