@@ -40,7 +40,7 @@ def prepared(name: str, backbone: str, images: Images, schedule: Schedule) -> tu
     method.build(functools.partial(make_backbone, backbone, 3))
     method.head.grow(CLASSES)
     step = Step(2, CLASSES, CLASSES, images)
-    fit = Fit(method, step, Memory(), schedule, AUGMENT, Runtime(), (0,))
+    fit = Fit(method, step, images, Memory(), schedule, AUGMENT, Runtime(), (0,))
     method.begin(step, fit)
     return method, fit
 

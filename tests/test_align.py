@@ -127,7 +127,6 @@ def wa_at_step_two(**fields: object) -> WA:
     torch.manual_seed(1)
     method.build(lambda final_relu: make_backbone("tiny", 1, final_relu))
     method.head.grow(3)
-    method.old, method.new = 3, 2
     step = type("Step", (), {"old": 3, "new": 2})()
     method.begin(step, None)  # type: ignore[arg-type]
     return method

@@ -75,6 +75,10 @@ def test_unequal_and_one_class_steps(quick: Quick) -> None:
     assert all(row["gamma"] is not None for row in result.rows[1:])
 
 
+def test_bfloat16_learns_too(quick: Quick) -> None:
+    assert quick(method="wa", overrides={"runtime": {"precision": "bf16"}}).rows[0]["top1"] > 90
+
+
 def test_fixed_memory_a_class_and_no_memory(quick: Quick) -> None:
     fixed = quick(method="wa", overrides={"memory": {"size": 3, "per": "class"}})
     assert [row["exemplars"] for row in fixed.rows] == [6, 12, 18, 24, 30]

@@ -37,6 +37,10 @@ class Augment:
             pixels = torch.where(mirrored[:, None, None, None], pixels.flip(-1), pixels)
         return self.normalise(pixels)
 
+    def plain_batch(self, images: Images, where: Tensor, generator: torch.Generator) -> Tensor:
+        """A training batch without variation."""
+        return self.plain(images, where)
+
     def plain(self, images: Images, where: Tensor) -> Tensor:
         """An evaluation batch: read and normalised, nothing else."""
         return self.normalise(images.read(where))

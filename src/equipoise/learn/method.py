@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.data.stream import Step
+from equipoise.learn.align import head_norms
 from equipoise.learn.head import Head
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class Method(nn.Module):
     def __post_init__(self) -> None:
         super().__init__()
         self.teacher: Method | None = None
-        self.old = self.new = 0
+        self.sizes: Tensor
+        self.register_buffer("sizes", torch.zeros(0, dtype=torch.long))
 
     def build(self, make_backbone: MakeBackbone) -> None:
         """Make the network, before the first step."""
@@ -59,6 +61,11 @@ class Method(nn.Module):
     def corrects(self) -> bool:
         """Whether ``end`` changes predictions (then they are also evaluated before it)."""
         return False
+
+    @property
+    def steps(self) -> list[int]:
+        """How many classes each step so far has brought."""
+        return [int(size) for size in self.sizes]
 
     # ---- the verbs
 
@@ -97,16 +104,25 @@ class Method(nn.Module):
 
     def start(self, step: Step) -> None:
         """Note what the step brings and, if the method learns from it, freeze a copy of the model so far."""
-        self.old, self.new = step.old, step.new
         self.teacher = None
         if self.uses_teacher and step.old:
             self.teacher = copy.deepcopy(self).requires_grad_(False).eval()
+        self.old, self.new = step.old, step.new
+        self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([step.new])])
 
     def ask_teacher(self, x: Tensor) -> Tensor:
-        """What the teacher, corrections included, says of ``x``."""
+        """What the teacher says of ``x``."""
         assert self.teacher is not None
         with torch.no_grad():
-            return self.teacher.predict(x)
+            return self.teacher.lesson(x)
+
+    def lesson(self, x: Tensor) -> Tensor:
+        """What this model says when it is the teacher: its predictions, corrections included."""
+        return self.predict(x)
+
+    def norms(self, norm: int) -> Tensor | None:
+        """The norm of each class's weights; None for a head that has no row a class."""
+        return head_norms(self.head, norm)
 
     def train(self, mode: bool = True) -> Method:
         super().train(mode)

@@ -28,9 +28,12 @@ class Runtime:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise UsageError(f"the device '{self.device}' cannot be used here: try --device cpu") from error
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads is {self.threads}, but at least 1 is needed")
+
+    def start(self) -> None:
+        """Settle what holds for the whole process."""
         if self.threads is not None:
-            if self.threads < 1:
-                raise UsageError(f"threads is {self.threads}, but at least 1 is needed")
             torch.set_num_threads(self.threads)
 
     def move(self, tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images, join
+from equipoise.data.images import Images
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.errors import RunError
@@ -72,6 +72,8 @@ class Fit:
 
     method: Method
     step: Step
+    images: Images
+    """What the step is trained on: new images and rehearsal. ``begin`` may put others in their place."""
     memory: Memory
     schedule: Schedule
     augment: Augment
@@ -95,8 +97,13 @@ class Fit:
         schedule: Schedule | None = None,
         parameters: Iterable[nn.Parameter] | None = None,
         name: str = "train",
+        augment: bool = True,
+        frozen: bool = False,
     ) -> None:
-        """Train on ``images``: the method's own loss, schedule and all its parameters unless told otherwise."""
+        """Train on ``images``: the method's own loss, schedule and all its parameters unless told otherwise.
+
+        ``frozen`` keeps the network in evaluation mode, so that batch norms stand still.
+        """
         stage, self.stages = self.stages, self.stages + 1
         self._remembered = False
         schedule = (schedule or self.schedule).for_step(self.step.index)
@@ -114,7 +121,9 @@ class Fit:
         self.images_seen += schedule.epochs * len(images)
         for epoch in range(start, schedule.epochs):
             began = time.perf_counter()
-            mean = self._epoch(images, loss or self.method.loss, schedule, optimizer, (*self.key, stage), epoch)
+            self.method.train(not frozen)
+            draw = self.augment.batch if augment else self.augment.plain_batch
+            mean = self._epoch(images, loss or self.method.loss, schedule, optimizer, draw, (*self.key, stage), epoch)
             if not math.isfinite(mean):
                 raise RunError(
                     f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}: "
@@ -131,17 +140,18 @@ class Fit:
         loss: Callable[[Tensor, Tensor], Tensor],
         schedule: Schedule,
         optimizer: torch.optim.Optimizer,
+        draw: Callable[[Images, Tensor, torch.Generator], Tensor],
         key: Key,
         epoch: int,
     ) -> float:
         """One pass over the images; returns the mean loss."""
         draws = generator(*key, "epoch", epoch)
         seed_everything(*key, "epoch", epoch, "global")
-        method, runtime = self.method.train(), self.runtime
+        method, runtime = self.method, self.runtime
         batches = _batches(len(images), schedule.batch_size, draws)
         total = torch.zeros((), device=runtime.device)
         for number, where in enumerate(batches):
-            x = runtime.move(self.augment.batch(images, where, draws))
+            x = runtime.move(draw(images, where, draws))
             y = runtime.move(images.labels[where])
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr_at(epoch + number / len(batches))
@@ -156,25 +166,31 @@ class Fit:
             self.watcher.batch(len(where))
         return total.item() / len(batches)
 
-    def features(self, images: Images) -> Tensor:
-        """The method's features of un-augmented images, one row an image."""
-        return torch.cat(list(run_over(self.method, self.method.features, images, self.augment, self.runtime)))
+    def over(self, images: Images, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """``function`` of all images, un-augmented, in evaluation mode: one row an image."""
+        return torch.cat(list(run_over(self.method, function, images, self.augment, self.runtime)))
 
-    def remember(self) -> Images | None:
-        """Choose this step's exemplars with the model as it is now; returns all exemplars kept."""
+    def features(self, images: Images) -> Tensor:
+        return self.over(images, self.method.features)
+
+    def remember(self, images: Images | None = None) -> Images | None:
+        """Choose this step's exemplars, among ``images`` or all new ones, with the model as it is now.
+
+        Returns all exemplars that are kept, of old classes too.
+        """
         if not self._remembered:  # features only change when something is trained
             self._remembered = True
-            self.memory.update(self.step.images, self.step.seen, self.features, self.key)
+            self.memory.update(images or self.step.images, self.step.seen, self.features, self.key)
         return self.memory.images()
 
 
-def learn_step(fit: Fit, rehearsal: Images | None, judge: Callable[[], None]) -> dict[str, float]:
+def learn_step(fit: Fit, judge: Callable[[], None]) -> dict[str, float]:
     """Everything a step does, in order; ``judge`` is called between training and ``end``."""
     method, step = fit.method, fit.step
     seed_everything(*fit.key, "begin")
     method.begin(step, fit)
     method.to(fit.runtime.device)
-    fit(step.images if rehearsal is None else join([step.images, rehearsal]))
+    fit(fit.images)
     judge()
     seed_everything(*fit.key, "end")
     facts = method.end(step, fit)

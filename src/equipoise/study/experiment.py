@@ -18,7 +18,6 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
-from equipoise.learn.align import head_norms
 from equipoise.learn.method import Method
 from equipoise.learn.nets import make_backbone
 from equipoise.learn.trainer import Fit, learn_step
@@ -79,6 +78,7 @@ class Experiment:
 
     @staticmethod
     def prepare(settings: Settings, dataset: Dataset) -> Experiment:
+        settings.runtime.start()
         stream = ClassStream(dataset, settings.stream.steps, settings.stream.order, settings.stream.classes)
         memory = settings.make_memory()
         method = methods.make(settings.method, settings.fields)
@@ -90,11 +90,11 @@ class Experiment:
         method.to(settings.runtime.device)
         return Experiment(settings, stream, replace(dataset.augment, **settings.augment), memory, method)
 
-    def rehearsal(self, step: Step) -> Images | None:
-        """The images of old classes that are trained on in ``step``."""
-        if self.method.rehearses == "nothing" or step.old == 0:
-            return None
-        return self.stream.before(step) if self.method.rehearses == "everything" else self.memory.images()
+    def images(self, step: Step) -> Images:
+        """What ``step`` is trained on: its own images, and those of old classes that the method rehearses."""
+        rehearses = self.method.rehearses
+        old = {"memory": self.memory.images(), "everything": self.stream.before(step), "nothing": None}[rehearses]
+        return step.images if old is None else join([step.images, old])
 
     def workload(self) -> list[int]:
         """Images trained on in each step and epoch, foreseen."""
@@ -114,6 +114,7 @@ class Experiment:
         return Fit(
             self.method,
             step,
+            self.images(step),
             self.memory,
             settings.train,
             self.augment,
@@ -166,7 +167,7 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
             said.append(experiment.judge(step))
         before.update(_norms(method))
 
-    facts = learn_step(fit, experiment.rehearsal(step), judge)
+    facts = learn_step(fit, judge)
     after = experiment.judge(step)
     uncorrected = said[0] if said else after
     row = step_metrics(after, uncorrected, experiment.stream.sizes[: step.index]) | facts
@@ -193,15 +194,16 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
 
 def _norms(method: Method) -> dict[str, torch.Tensor]:
     """Norms of the head's rows, one a class."""
-    return {"norms_1": head_norms(method.head, 1), "norms_2": head_norms(method.head, 2)}
+    found = {f"norms_{norm}": method.norms(norm) for norm in (1, 2)}
+    return {name: norms for name, norms in found.items() if norms is not None}
 
 
 def _mean_norms(before: dict[str, torch.Tensor], method: Method, step: Step) -> dict[str, float | None]:
     """Mean norm of old and of new rows as training left them: γ before clamping is their ratio."""
-    norms = before[f"norms_{getattr(method, 'norm', 1)}"]
+    norms = before.get(f"norms_{getattr(method, 'norm', 1)}")
     return {
-        "norms_old": norms[: step.old].mean().item() if step.old else None,
-        "norms_new": norms[step.old :].mean().item(),
+        "norms_old": norms[: step.old].mean().item() if norms is not None and step.old else None,
+        "norms_new": norms[step.old :].mean().item() if norms is not None else None,
     }
 
 

@@ -34,4 +34,4 @@ def comparison(table: dict[str, Any]) -> Table:
 def _figure(mean: float | None, std: float | None) -> str:
     if mean is None:
         return "–"
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+    return f"{mean:.1f}" if std is None else f"{mean:.1f}±{std:.1f}"
