@@ -9,7 +9,6 @@ clips, adds up the loss and tells a watcher.
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
 import statistics
@@ -23,7 +22,7 @@ from equipoise.data.images import Images
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.learn.method import Method
-from equipoise.learn.nets import make_backbone
+from equipoise.learn.nets import Architecture
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit
@@ -37,7 +36,7 @@ def prepared(name: str, backbone: str, images: Images, schedule: Schedule) -> tu
     """A method ready to train its second step."""
     torch.manual_seed(0)
     method = make(name)
-    method.build(functools.partial(make_backbone, backbone, 3))
+    method.build(Architecture(backbone, images.store.shape))
     method.head.grow(CLASSES)
     step = Step(2, CLASSES, CLASSES, images)
     fit = Fit(method, step, images, Memory(), schedule, AUGMENT, Runtime(), (0,))

@@ -17,7 +17,7 @@ from equipoise.errors import UsageError
 from equipoise.learn.align import unit_head
 from equipoise.learn.head import Head
 from equipoise.learn.losses import distill, old_share
-from equipoise.learn.nets import make_backbone
+from equipoise.learn.nets import Architecture
 from equipoise.methods import make
 from equipoise.methods.wa import WA
 from equipoise.study.align_file import align_file
@@ -125,7 +125,7 @@ def wa_at_step_two(**fields: object) -> WA:
     method = make("wa", fields)
     assert isinstance(method, WA)
     torch.manual_seed(1)
-    method.build(lambda final_relu: make_backbone("tiny", 1, final_relu))
+    method.build(Architecture("tiny", (1, 8, 8)))
     method.head.grow(3)
     step = type("Step", (), {"old": 3, "new": 2})()
     method.begin(step, None)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def test_wa_loss_is_equation_1(balance: float | None, temperature: float) -> Non
 
 def test_first_step_is_plain_cross_entropy() -> None:
     method = make("wa")
-    method.build(lambda final_relu: make_backbone("tiny", 1, final_relu))
+    method.build(Architecture("tiny", (1, 8, 8)))
     method.begin(type("Step", (), {"old": 0, "new": 4})(), None)  # type: ignore[arg-type]
     method.eval()
     x, y = torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 2, 3, 0])

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import equipoise as eq
-from equipoise.data.augment import Augment, random_shift
+from equipoise.data.augment import Augment, shift_and_mirror
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import FileStore, Images, TensorStore, decode, join
 from equipoise.data.memory import Memory
@@ -210,9 +210,9 @@ def test_images_of_the_wrong_kind_are_refused() -> None:
         join([toy([1]).train, Images.of(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), torch.zeros(1))])
 
 
-def test_random_shift_is_a_crop_of_the_padded_image_with_a_draw_for_each() -> None:
+def test_shift_and_mirror_is_a_crop_of_the_padded_image_with_a_draw_for_each() -> None:
     pixels = torch.randint(1, 256, (64, 2, 6, 5), dtype=torch.uint8)
-    shifted = random_shift(pixels, 2, torch.Generator().manual_seed(0))
+    shifted = shift_and_mirror(pixels, 2, False, torch.Generator().manual_seed(0))
     padded = np.pad(pixels.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)))
     places = set()
     for image, canvas in zip(shifted.numpy(), padded, strict=True):

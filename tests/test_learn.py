@@ -10,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.errors import UsageError
-from equipoise.learn.nets import BACKBONES, make_backbone
+from equipoise.learn.nets import BACKBONES, Architecture, Backbone
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import _batches
+
+
+def make_backbone(name: str, channels: int, final_relu: bool = True) -> Backbone:
+    return Architecture(name, (channels, 32, 32))(final_relu)
 
 
 def count(net: torch.nn.Module) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,10 @@ from torch.nn import functional as F
 from equipoise.data.stream import Step
 from equipoise.learn.align import head_norms
 from equipoise.learn.head import Head
+from equipoise.learn.nets import Architecture
 
 if TYPE_CHECKING:
     from equipoise.learn.trainer import Fit
-
-MakeBackbone = Callable[..., nn.Module]
 
 
 @dataclass(eq=False)
@@ -32,6 +31,8 @@ class Method(nn.Module):
     """Names under which the method is known, each with the fields it sets."""
     paper: ClassVar[str] = ""
     """Authors, title, venue and year."""
+    extra: ClassVar[str] = "none"
+    """What it keeps beside one network and the memory."""
     rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "memory"
     """Which images of old classes are trained on beside the new ones."""
     final_relu: ClassVar[bool] = True
@@ -43,11 +44,11 @@ class Method(nn.Module):
         self.sizes: Tensor
         self.register_buffer("sizes", torch.zeros(0, dtype=torch.long))
 
-    def build(self, make_backbone: MakeBackbone) -> None:
+    def build(self, architecture: Architecture) -> None:
         """Make the network, before the first step."""
-        self.make_backbone = make_backbone
-        self.backbone = make_backbone(final_relu=self.final_relu)
-        self.head = self.make_head(self.backbone.width)  # type: ignore[arg-type]
+        self.architecture = architecture
+        self.backbone = architecture(self.final_relu)
+        self.head = self.make_head(self.backbone.width)
 
     def make_head(self, features: int) -> Head:
         return Head(features)
@@ -106,9 +107,16 @@ class Method(nn.Module):
         """Note what the step brings and, if the method learns from it, freeze a copy of the model so far."""
         self.teacher = None
         if self.uses_teacher and step.old:
-            self.teacher = copy.deepcopy(self).requires_grad_(False).eval()
+            self.teacher = self.snapshot()
         self.old, self.new = step.old, step.new
         self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([step.new])])
+
+    def snapshot(self) -> Self:
+        """The model as it is now, frozen, without its teacher."""
+        teacher, self.teacher = self.teacher, None
+        copied = copy.deepcopy(self).requires_grad_(False).eval()
+        self.teacher = teacher
+        return copied
 
     def ask_teacher(self, x: Tensor) -> Tensor:
         """What the teacher says of ``x``."""

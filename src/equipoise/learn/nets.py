@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,22 @@ from equipoise.errors import unknown
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+
+
+class Backbone(nn.Module):
+    """Images in, features out: the average over places of the last of its maps."""
+
+    width: int
+    """How many features."""
+    map_widths: list[int]
+    """Channels of each of its maps."""
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """What each stage hands on, from fine to coarse; methods that distil feature maps ask for them."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.maps(x)[-1].mean((2, 3))
 
 
 class PreActBlock(nn.Module):
@@ -35,28 +52,26 @@ class PreActBlock(nn.Module):
         return inner.add_(skip)
 
 
-class PreActResNet(nn.Module):
+class PreActResNet(Backbone):
     """A pre-activation ResNet whose features end in BN and ReLU (so none is negative) and an average over places."""
 
     def __init__(self, stem: nn.Module, widths: Sequence[int], blocks: int, final_relu: bool = True) -> None:
         super().__init__()
         self.stem = stem
-        layers: list[nn.Module] = []
-        inputs = widths[0]
+        self.groups = nn.ModuleList()
         for group, width in enumerate(widths):
-            for block in range(blocks):
-                layers.append(PreActBlock(inputs, width, stride=2 if group and not block else 1))
-                inputs = width
-        self.blocks = nn.Sequential(*layers)
-        self.bn = nn.BatchNorm2d(inputs)
+            first = PreActBlock(widths[max(group - 1, 0)], width, stride=2 if group else 1)
+            self.groups.append(nn.Sequential(first, *(PreActBlock(width, width, 1) for _ in range(blocks - 1))))
+        self.bn = nn.BatchNorm2d(widths[-1])
         self.final_relu = final_relu
-        self.width = inputs
+        self.width = widths[-1]
+        self.map_widths = list(widths)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.bn(self.blocks(self.stem(x)))
-        if self.final_relu:
-            x = F.relu(x, inplace=True)
-        return x.mean((2, 3))
+    def maps(self, x: Tensor) -> list[Tensor]:
+        x = self.stem(x)
+        stages = [x := group(x) for group in self.groups]
+        last = self.bn(stages[-1])
+        return [*stages[:-1], F.relu(last, inplace=True) if self.final_relu else last]
 
 
 def resnet32(channels: int, final_relu: bool = True) -> PreActResNet:
@@ -76,7 +91,7 @@ def resnet18(channels: int, final_relu: bool = True) -> PreActResNet:
     return PreActResNet(stem, (64, 128, 256, 512), 2, final_relu)
 
 
-class SmallNet(nn.Module):
+class SmallNet(Backbone):
     """Four convolutions for small pictures: glyphs in seconds. Features are non-negative."""
 
     def __init__(self, channels: int, widths: Sequence[int] = (16, 32, 64, 128), final_relu: bool = True) -> None:
@@ -87,18 +102,21 @@ class SmallNet(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(o) for o in ends)
         self.final_relu = final_relu
         self.width = ends[-1]
+        self.map_widths = ends
 
-    def forward(self, x: Tensor) -> Tensor:
+    def maps(self, x: Tensor) -> list[Tensor]:
+        stages = []
         for depth, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = norm(conv(x))
             if depth < len(self.convs) - 1:
                 x = F.max_pool2d(x, 2)  # before the ReLU: the same values, a quarter of the work
             if depth < len(self.convs) - 1 or self.final_relu:
                 x = F.relu(x, inplace=True)
-        return x.mean((2, 3))
+            stages.append(x)
+        return stages
 
 
-BACKBONES: dict[str, Callable[[int, bool], nn.Module]] = {
+BACKBONES: dict[str, Callable[[int, bool], Backbone]] = {
     "resnet32": resnet32,
     "resnet18": resnet18,
     "small": lambda channels, final_relu: SmallNet(channels, final_relu=final_relu),
@@ -106,13 +124,20 @@ BACKBONES: dict[str, Callable[[int, bool], nn.Module]] = {
 }
 
 
-def make_backbone(name: str, channels: int, final_relu: bool = True) -> nn.Module:
-    """A fresh backbone, He-initialised, channels-last."""
-    if name not in BACKBONES:
-        raise unknown("backbone", name, BACKBONES)
-    net = BACKBONES[name](channels, final_relu)
-    initialise(net)
-    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+@dataclass(frozen=True)
+class Architecture:
+    """Which network for which images; calling it makes a fresh one, He-initialised, channels-last."""
+
+    name: str
+    shape: tuple[int, int, int]
+    """Channels, height and width of the images."""
+
+    def __call__(self, final_relu: bool = True) -> Backbone:
+        if self.name not in BACKBONES:
+            raise unknown("backbone", self.name, BACKBONES)
+        net = BACKBONES[self.name](self.shape[0], final_relu)
+        initialise(net)
+        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def initialise(net: nn.Module) -> None:

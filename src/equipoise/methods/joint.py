@@ -24,6 +24,6 @@ class Joint(Method):
 
     def begin(self, step: Step, fit: Fit) -> None:
         if self.fresh:
-            self.build(self.make_backbone)
+            self.build(self.architecture)
             self.head.grow(step.old)
         super().begin(step, fit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
 from equipoise.learn.method import Method
-from equipoise.learn.nets import make_backbone
+from equipoise.learn.nets import Architecture
 from equipoise.learn.trainer import Fit, learn_step
 from equipoise.seeding import seed_everything
 from equipoise.study.evaluate import Predictions, predict_all, step_metrics, summarise
@@ -85,8 +84,7 @@ class Experiment:
         if method.rehearses == "memory":
             memory.check(len(stream.order))
         seed_everything(settings.seed, "build")
-        channels = dataset.train.store.shape[0]
-        method.build(functools.partial(make_backbone, settings.net.backbone, channels))
+        method.build(Architecture(settings.net.backbone, dataset.train.store.shape))
         method.to(settings.runtime.device)
         return Experiment(settings, stream, replace(dataset.augment, **settings.augment), memory, method)
 
