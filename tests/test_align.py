@@ -77,7 +77,14 @@ def test_align_head_needs_old_and_new_classes(old: int) -> None:
 def test_align_head_refuses_what_has_no_ratio() -> None:
     head = layer()
     head.weight.data[4:] = 0
-    with pytest.raises(UsageError, match="are zero"):
+    with pytest.raises(UsageError, match="all new classes are zero"):
+        eq.align_head(head, n_old=4)
+    head.weight.data[:4], head.weight.data[4:] = 0, 1
+    with pytest.raises(UsageError, match="all old classes are zero"):
+        eq.align_head(head, n_old=4)
+    head.bias.data = torch.zeros(3)
+    head.weight.data[:4] = 1
+    with pytest.raises(UsageError, match="do not belong together"):
         eq.align_head(head, n_old=4)
     head.weight.data[0, 0] = torch.nan
     with pytest.raises(UsageError, match="not finite"):
@@ -86,10 +93,19 @@ def test_align_head_refuses_what_has_no_ratio() -> None:
         eq.head_norms(head, norm=3)
 
 
+def test_half_precision_norms_do_not_overflow() -> None:
+    head = nn.Linear(512, 2, bias=False).half()
+    head.weight.data.fill_(200.0)
+    assert eq.head_norms(head).tolist() == [102_400, 102_400]
+
+
 def test_unit_head_gives_every_row_norm_one() -> None:
     head = layer()
     direction = head.weight[2].detach().numpy() / np.linalg.norm(head.weight[2].detach().numpy())
+    scores = head(torch.ones(1, 5, dtype=torch.double)).detach().numpy()
+    length = np.linalg.norm(head.weight.detach().numpy(), axis=1)
     unit_head(head)
+    np.testing.assert_allclose(head(torch.ones(1, 5, dtype=torch.double)).detach().numpy(), scores / length)
     np.testing.assert_allclose(np.linalg.norm(head.weight.detach().numpy(), axis=1), 1)
     np.testing.assert_allclose(head.weight[2].detach().numpy(), direction)
 

@@ -83,6 +83,9 @@ def test_code_in_a_pickle_is_never_run(tmp_path: Path, capsys: pytest.CaptureFix
         ({b"data": np.zeros((10, 3072), np.uint8)}, "does not hold 50000 images"),
         ({b"fine_labels": [0] * 50_000}, "not 500 a class"),
         ({b"fine_labels": [101] * 50_000}, "not 500 a class"),
+        ({b"fine_labels": [-1] * 50_000}, "not 500 a class"),
+        ({b"fine_labels": ["x"] * 50_000}, "not 500 a class"),
+        ({b"fine_labels": 3}, "not 500 a class"),
     ],
 )
 def test_contents_are_checked(change: dict[bytes, Any], message: str, tmp_path: Path) -> None:

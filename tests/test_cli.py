@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ class Ran:
 def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Run a command in an empty directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
 
     def go(*arguments: object) -> Ran:
         with pytest.raises(SystemExit) as exit_:
@@ -68,6 +70,44 @@ def test_json_is_one_object_a_line(cli) -> None:  # type: ignore[no-untyped-def]
     assert config["settings"]["fields"]["norm"] == 2
     assert config["settings"]["memory"]["selection"] == "random"
     assert config["versions"]["torch"].startswith("2.")
+
+
+def test_json_of_a_finished_run_tells_all_steps_again(cli) -> None:  # type: ignore[no-untyped-def]
+    first = cli("run", "digits", *QUICK, "--json", "--out", "a[/]b")
+    again = cli("run", "digits", *QUICK, "--json", "--out", "a[/]b")
+    assert first.out == again.out
+    assert cli("run", "digits", *QUICK, "--out", "a[/]b").out.rstrip().endswith("files: a[/]b")
+
+
+def test_order_may_be_a_list(cli) -> None:  # type: ignore[no-untyped-def]
+    plan = json.loads(cli("run", "digits", "--order", "9,8,7,6,5,4,3,2,1,0", "--dry-run", "--json").out)
+    assert plan["classes"] == [2] * 5
+
+
+def test_a_terminal_without_greek_is_no_reason_to_stop(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "equipoise", "run", "digits", *QUICK, "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_who_leaves_early_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m equipoise methods | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+
+
+def test_methods_tell_their_settings(cli) -> None:  # type: ignore[no-untyped-def]
+    assert "method.temperature = 2.0" in cli("methods", "wa").out
+    texts = [line for line in cli("methods").out.splitlines() if not line.startswith(" ")]
+    assert len({line[12:] for line in texts}) == len(texts)  # no two are described alike
+
+
+def test_a_wide_comparison_leaves_steps_out_but_cuts_no_figure(cli, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("COLUMNS", "60")
+    out = cli("compare", "digits", "--methods", "ce", "--steps", "10", "--seeds", "0,1", *QUICK, "--quiet").out
+    assert "…" not in out
+    assert max(len(line.rstrip()) for line in out.splitlines()[:4]) <= 60
 
 
 def test_dry_run_tells_the_plan_and_leaves_no_trace(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -140,12 +180,23 @@ def test_lists(cli) -> None:  # type: ignore[no-untyped-def]
         (("compare", "digits", "--seeds", "a"), "give whole numbers"),
         (("compare", "digits", "--methods", "wa,wb"), "no method 'wb'"),
         (("align", "gone.pt", "--old", "3", "--out", "x"), "does not exist"),
-        (("align", "file", "--old", "3", "--out", "x"), "without running code"),
+        (("align", "file", "--old", "3", "--out", "x"), "is not a checkpoint that torch can read"),
+        (("align", "whole.pt", "--old", "3", "--out", "x"), "without running code"),
+        (("align", "head.safetensors", "--old", "1", "--out", "nowhere/x.safetensors"), "choose another --out"),
+        (("align", "head.safetensors", "--old", "1", "--out", "."), "choose another --out"),
+        (("align", "head.safetensors", "--old", "2", "--out", "x"), "2 of 2 classes cannot be the old ones"),
+        (("align", "head.safetensors", "--head", "fc.w", "--old", "1", "--out", "x"), "did you mean 'fc.weight'"),
+        (("run", "digits", "--set", "data.test_share=0"), "above 0 and below 1"),
+        (("run", "digits", "--set", "augment.mean=1,2,3"), "a value for each of the 1 channels"),
+        (("run", "digits", "--memory", "0", "--method", "icarl", *QUICK), "needs exemplars, and --memory is 0"),
+        (("methods", "wq"), "did you mean 'wa'"),
         (("nonsense",), "nonsense"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_code_2(arguments: tuple[str, ...], message: str, cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "file").write_text("not a directory")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.pt")
+    save_file({"fc.weight": torch.ones(2, 2)}, tmp_path / "head.safetensors")
     ran = cli(*arguments)
     assert ran.code == 2
     assert message in ran.err

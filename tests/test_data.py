@@ -45,13 +45,13 @@ def test_named_orders_are_the_published_ones() -> None:
     assert class_order(7, 30) == shuffled.tolist()
 
 
-@pytest.mark.parametrize("order", ["nonsense", [0, 1, 1], [0, 1], "icarl"])
+@pytest.mark.parametrize("order", ["nonsense", [0, 1, 1], [0, 1], "icarl", -1, 2**32])
 def test_impossible_orders_are_refused(order: str | list[int]) -> None:
     with pytest.raises(UsageError):
         class_order(order, 3)
 
 
-@pytest.mark.parametrize("steps", [7, 0, 101, "50,10", "50,x", [99, 0, 1], [100, 1], ""])
+@pytest.mark.parametrize("steps", [7, 0, 101, "50,10", "50,x", [99, 0, 1], [100, 1], "", "1x99999999999"])
 def test_steps_that_do_not_fit_are_refused(steps: int | str | list[int]) -> None:
     with pytest.raises(UsageError):
         step_sizes(steps, 100)
@@ -248,6 +248,11 @@ def test_files_are_decoded_lazily_alike_in_every_mode(tmp_path: Path) -> None:
         np.testing.assert_allclose(image.permute(1, 2, 0), np.asarray(expected), atol=14)
 
 
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    Image.fromarray(np.full((16, 16), 32_896, np.uint16)).save(tmp_path / "deep.png")
+    assert set(decode(str(tmp_path / "deep.png"), 8).flatten().tolist()) == {128}
+
+
 def test_random_resized_crops_follow_their_draws(tmp_path: Path) -> None:
     Image.fromarray(np.arange(64 * 64, dtype=np.uint16).reshape(64, 64).astype(np.uint8)).save(tmp_path / "a.png")
     path = str(tmp_path / "a.png")
@@ -305,6 +310,9 @@ def test_folder_with_and_without_a_test_part(tmp_path: Path) -> None:
     make_tree(tmp_path / "split" / "val", ["a", "b"], 2)
     split = load("folder", tmp_path / "split", size=8)
     assert (len(split.train), len(split.test)) == (6, 4)
+    make_tree(tmp_path / "half" / "train", ["a", "b"], 3)
+    with pytest.raises(DataError, match="neither test nor val"):
+        load("folder", tmp_path / "half")
     (tmp_path / "flat" / "empty").mkdir()
     with pytest.raises(DataError, match="has no images"):
         load("folder", tmp_path / "flat")
@@ -327,12 +335,16 @@ def test_both_imagenet_100s(tmp_path: Path) -> None:
         load("imagenet1000", tmp_path)
 
 
-def test_every_source_says_what_it_is() -> None:
+def test_every_source_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
     for name, source in SOURCES.items():
         assert source.about, name
     with pytest.raises(UsageError, match="did you mean 'cifar100'"):
         load("cifar10")
     with pytest.raises(UsageError, match="no option of the dataset glyphs"):
         load("glyphs", hardness=2)
+    for share in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(UsageError, match="test_share"):
+            load("digits", test_share=share)
     with pytest.raises(UsageError, match="data-root"):
         load("imagenet1000")

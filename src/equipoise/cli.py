@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json as json_module
 import os
 import shlex
@@ -21,6 +22,7 @@ app = App(
     help="Learn new classes step by step, without forgetting the old ones or favouring the new.",
     version=__version__,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # cyclopts would exit without a word
 )
 
 Sets = Annotated[list[str] | None, Parameter(name="--set", negative=())]
@@ -181,6 +183,7 @@ def compare(
         Only the comparison.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from equipoise.study.compare import compare as run_all
     from equipoise.study.progress import Reporter, make_reporter
@@ -209,9 +212,11 @@ def compare(
         print(json_module.dumps(table))
         return
     console = Console(highlight=False)
-    console.print(comparison(table))
+    console.print(comparison(table, console))
     console.print(LEGEND, style="dim", soft_wrap=True)
-    console.print(f"files: {out} (finished runs are kept: remove the directory to run them anew)", soft_wrap=True)
+    console.print(
+        f"files: {escape(str(out))} (finished runs are kept: remove the directory to run them anew)", soft_wrap=True
+    )
 
 
 @app.command
@@ -243,12 +248,17 @@ def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, nor
 
 
 @app.command
-def methods() -> None:
-    """List the methods."""
-    from equipoise.methods import registry
+def methods(name: str | None = None) -> None:
+    """List the methods, or the settings of one.
 
-    for name, (cls, _) in registry().items():
-        print(f"{name:12} {(cls.__doc__ or '').strip().splitlines()[0]}")
+    Parameters
+    ----------
+    name
+        A method whose settings are to be listed.
+    """
+    from equipoise.study.tables import describe_method, list_methods
+
+    print(describe_method(name) if name else list_methods())
 
 
 @app.command
@@ -279,6 +289,7 @@ def _overrides(
     threads: int | None,
 ) -> dict[str, dict[str, Any]]:
     """Settings by section, from the options that have a name of their own and from --set."""
+    from equipoise.settings import literal
     from equipoise.study.recipe import parse_overrides
 
     overrides = parse_overrides(assignments or [])
@@ -286,7 +297,7 @@ def _overrides(
         ("stream", "steps", int(steps) if steps and steps.isdecimal() else steps),
         ("memory", "size", memory),
         ("train", "epochs", epochs),
-        ("stream", "order", order),
+        ("stream", "order", literal(order) if order and "," in order else order),
         ("runtime", "device", device),
         ("runtime", "threads", threads),
     ]
@@ -299,6 +310,9 @@ def _overrides(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command; a mistake of the user's is one sentence and exit code 2."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a γ must not end a run whose terminal has no Greek
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     try:
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")

@@ -46,6 +46,8 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
                 continue
     elif origin is tuple and isinstance(value, list | tuple):
         return tuple(_fit(item, args[0], where) for item in value)
+    elif origin is dict and isinstance(value, dict):
+        return value
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif hint is None or hint is type(None):

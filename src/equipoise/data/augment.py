@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.data.images import Images
+from equipoise.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Augment:
     """Mirror half of the images."""
     resized_crop: bool = False
     """Random resized crop (8–100 % of the area) when a file is decoded, as usual for ImageNet."""
+
+    def __post_init__(self) -> None:
+        if self.pad < 0:
+            raise UsageError(f"augment.pad is {self.pad}, but it cannot be negative")
+        if not all(value > 0 for value in self.std):
+            raise UsageError(f"augment.std is {list(self.std)}, but deviations must be above 0")
+
+    def check(self, channels: int) -> None:
+        if {len(self.mean), len(self.std)} - {1, channels}:
+            raise UsageError(f"augment.mean and augment.std need a value for each of the {channels} channels")
 
     def batch(self, images: Images, where: Tensor, generator: torch.Generator) -> Tensor:
         """A training batch: read, varied, normalised."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from equipoise.errors import DataError
+from equipoise.errors import DataError, UsageError
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class Store(Protocol):
@@ -32,6 +37,9 @@ class Store(Protocol):
         """Channels, height, width of every image."""
 
     def __len__(self) -> int: ...
+
+    def fingerprint(self) -> bytes:
+        """The same for the same images, whatever directory they lie in."""
 
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
         """The images of ``rows`` as uint8, N × C × H × W; ``crops`` are random-resized-crop draws, one row an image."""
@@ -53,6 +61,9 @@ class TensorStore:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def fingerprint(self) -> bytes:
+        return digest(self.pixels.numpy().tobytes())
+
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
         if crops is not None:
             raise DataError("random resized crops are for images in files: set augment.resized_crop = false")
@@ -63,6 +74,8 @@ class FileStore:
     """Image files, decoded to RGB of one size when read. Threads suffice: Pillow decodes without the GIL."""
 
     def __init__(self, paths: Sequence[str | Path], size: int, workers: int | None = None) -> None:
+        if size < 8:
+            raise UsageError(f"data.size is {size}, but images must be at least 8 pixels wide")
         self.paths = [str(path) for path in paths]
         self.size = size
         self.workers = workers or min(8, os.cpu_count() or 1)
@@ -77,6 +90,10 @@ class FileStore:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def fingerprint(self) -> bytes:
+        # names of file and class folder: sizes would cost a look at each of 1.28 million files
+        return digest("\n".join("/".join(path.rsplit(os.sep, 2)[-2:]) for path in self.paths).encode())
 
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
         paths = [self.paths[row] for row in rows.tolist()]
@@ -100,7 +117,10 @@ def decode(path: str, size: int, draw: Sequence[float] | None = None) -> np.ndar
                 file.draft("RGB", (int(full[0] / scale), int(full[1] / scale)))
                 across, down = file.size[0] / full[0], file.size[1] / full[1]
                 box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-            return np.asarray(file.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box))
+            picture: Image.Image = file
+            if file.mode.startswith("I;16"):  # convert() would clip 16 bits to white instead of scaling them
+                picture = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
+            return np.asarray(picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image ({error}): mend or remove it") from error
 
@@ -143,6 +163,9 @@ class JoinedStore:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    def fingerprint(self) -> bytes:
+        return digest(b"".join(store.fingerprint() for store in self.stores))
+
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
         out = torch.empty((len(rows), *self.shape), dtype=torch.uint8)
         for store, start, stop in zip(self.stores, self.starts, self.starts[1:], strict=False):
@@ -177,6 +200,9 @@ class Images:
     def relabel(self, lookup: Tensor) -> Images:
         """The same images, label ``y`` turned into ``lookup[y]``."""
         return Images(self.store, self.rows, lookup[self.labels])
+
+    def fingerprint(self) -> bytes:
+        return digest(self.store.fingerprint() + self.rows.numpy().tobytes() + self.labels.numpy().tobytes())
 
     def read(self, where: Tensor, crops: Tensor | None = None) -> Tensor:
         """Pixels of the images at positions ``where``, uint8, N × C × H × W."""

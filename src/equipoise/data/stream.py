@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from equipoise.data.dataset import Dataset
-from equipoise.data.images import Images
+from equipoise.data.images import Images, digest
 from equipoise.errors import UsageError
 
 # iCaRL's released CIFAR-100 run; its loader had drawn from the generator before the classes were shuffled.
@@ -33,6 +33,8 @@ def class_order(order: Order, classes: int) -> list[int]:
     if isinstance(order, str) and order.isdecimal():
         order = int(order)
     if isinstance(order, int):
+        if not 0 <= order < 2**32:
+            raise UsageError(f"the class order {order} is not a seed: give a whole number from 0 to {2**32 - 1}")
         shuffled = np.arange(classes)
         np.random.RandomState(order).shuffle(shuffled)  # the field's own shuffle; numpy keeps its stream frozen
         return [int(c) for c in shuffled]
@@ -80,7 +82,7 @@ def _parse_steps(text: str) -> int | list[int]:
         sizes: list[int] = []
         for part in text.split(","):
             size, _, times = part.partition("x")
-            sizes += [int(size)] * int(times or 1)
+            sizes += [int(size)] * min(int(times or 1), 100_000)  # more steps than any data set has classes
         return sizes
     except ValueError as error:
         raise UsageError(f"steps '{text}' cannot be read: give a number, as 5, or the sizes, as 50,10x5") from error
@@ -126,6 +128,10 @@ class ClassStream:
 
     def _counts(self) -> torch.Tensor:
         return torch.bincount(self.train.labels, minlength=len(self.order))
+
+    def fingerprint(self) -> str:
+        """The same for the same images in the same order of classes."""
+        return digest(self.train.fingerprint() + self.test.fingerprint()).hex()
 
     def __len__(self) -> int:
         return len(self.sizes)

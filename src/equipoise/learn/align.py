@@ -30,7 +30,10 @@ def head_norms(head: LinearLike, norm: int = 1) -> Tensor:
     """
     if norm not in (1, 2):
         raise UsageError(f"norm is {norm}, but it can be 1 or 2")
-    norms: Tensor = torch.linalg.vector_norm(head.weight.detach(), ord=norm, dim=1)
+    weight = head.weight.detach()
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        weight = weight.float()  # a sum of 512 halves may overflow
+    norms: Tensor = torch.linalg.vector_norm(weight, ord=norm, dim=1)
     return norms
 
 
@@ -52,8 +55,11 @@ def align_head(head: LinearLike, n_old: int, norm: int = 1, clamp: bool = True) 
     old, new = norms[:n_old].mean(), norms[n_old:].mean()
     if not (torch.isfinite(old) and torch.isfinite(new)):
         raise UsageError("the head's weights are not finite numbers, so there is nothing to align: train again")
-    if new == 0:
-        raise UsageError("the weights of all new classes are zero, so they cannot be aligned: train them first")
+    if old == 0 or new == 0:
+        which = "old" if old == 0 else "new"
+        raise UsageError(f"the weights of all {which} classes are zero, so there is no ratio: train them first")
+    if head.bias is not None and len(head.bias) != len(norms):
+        raise UsageError(f"the head has {len(norms)} rows but a bias of {len(head.bias)}: they do not belong together")
     gamma = (old / new).item()  # Eq. 6
     if clamp:
         gamma = min(gamma, 1.0)

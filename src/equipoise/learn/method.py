@@ -29,12 +29,16 @@ class Method(nn.Module):
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names under which the method is known, each with the fields it sets."""
+    abouts: ClassVar[Mapping[str, str]] = {}
+    """What a name means, where the class's own first line does not say it."""
     paper: ClassVar[str] = ""
     """Authors, title, venue and year."""
     extra: ClassVar[str] = "none"
     """What it keeps beside one network and the memory."""
     rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "memory"
     """Which images of old classes are trained on beside the new ones."""
+    needs_exemplars: ClassVar[bool] = False
+    """Whether it cannot work with an empty memory."""
     final_relu: ClassVar[bool] = True
     """Whether the backbone's features end in a ReLU."""
 

@@ -25,8 +25,8 @@ class Runtime:
 
     def __post_init__(self) -> None:
         try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
+            torch.zeros(1, device=self.device).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise UsageError(f"the device '{self.device}' cannot be used here: try --device cpu") from error
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"threads is {self.threads}, but at least 1 is needed")

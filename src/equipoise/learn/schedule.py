@@ -44,10 +44,23 @@ class Schedule:
     """Divide weight_decay by the step's number, 1, 2, 3, … (the WA authors' code)."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise UsageError("train.epochs and train.batch_size must be at least 1")
+        if self.epochs < 1:
+            raise UsageError(f"train.epochs is {self.epochs}, but it must be at least 1")
+        if self.batch_size < 2:
+            raise UsageError(f"train.batch_size is {self.batch_size}, but batch norm needs at least 2 images")
         if not self.lr > 0:
             raise UsageError(f"train.lr is {self.lr}, but it must be above 0")
+        if not 0 <= self.momentum < 1 or (self.nesterov and self.momentum == 0):
+            raise UsageError(f"train.momentum is {self.momentum}, but it must be below 1, and above 0 with nesterov")
+        if not self.weight_decay >= 0:
+            raise UsageError(f"train.weight_decay is {self.weight_decay}, but it cannot be negative")
+        if not 0 <= self.warmup <= 1:
+            raise UsageError(f"train.warmup is {self.warmup}, but it is a share, from 0 to 1")
+        if self.shape == "milestones" and any(milestone >= self.epochs for milestone in self.milestones):
+            raise UsageError(
+                f"train.milestones {list(self.milestones)} reach past the {self.epochs} epochs: "
+                "set train.milestones to earlier ones, or train.shape to another"
+            )
 
     def for_step(self, index: int) -> Schedule:
         if not self.divide_weight_decay:

@@ -72,8 +72,8 @@ class Fit:
 
     method: Method
     step: Step
-    images: Images
-    """What the step is trained on: new images and rehearsal. ``begin`` may put others in their place."""
+    images: Images | None
+    """What the step is trained on: new images and rehearsal. ``begin`` may put others, or none, in their place."""
     memory: Memory
     schedule: Schedule
     augment: Augment
@@ -171,7 +171,25 @@ class Fit:
         return torch.cat(list(run_over(self.method, function, images, self.augment, self.runtime)))
 
     def features(self, images: Images) -> Tensor:
-        return self.over(images, self.method.features)
+        features = self.over(images, self.method.features)
+        if not features.any():
+            raise RunError(
+                f"every feature is zero after training step {self.step.index}: the network has died, "
+                f"so lower train.lr (now {self.schedule.lr:g}) or train longer"
+            )
+        return features
+
+    def sample(self, images: Images, count: int, batch: int = 32) -> Iterator[Tensor]:
+        """Batches of ``count`` of the images, drawn at random, un-augmented."""
+        chosen = torch.randperm(len(images), generator=generator(*self.key, "sample"))[:count]
+        for where in chosen.split(batch):
+            yield self.runtime.move(self.augment.plain(images, where))
+
+    def exemplars(self) -> Images:
+        """``remember``, for a method that needs exemplars."""
+        kept = self.remember()
+        assert kept is not None
+        return kept
 
     def remember(self, images: Images | None = None) -> Images | None:
         """Choose this step's exemplars, among ``images`` or all new ones, with the model as it is now.
@@ -190,7 +208,8 @@ def learn_step(fit: Fit, judge: Callable[[], None]) -> dict[str, float]:
     seed_everything(*fit.key, "begin")
     method.begin(step, fit)
     method.to(fit.runtime.device)
-    fit(fit.images)
+    if fit.images is not None:
+        fit(fit.images)
     judge()
     seed_everything(*fit.key, "end")
     facts = method.end(step, fit)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.data.stream import Step
+from equipoise.errors import UsageError
 from equipoise.learn.align import align_head, unit_head
 from equipoise.learn.head import Head
 from equipoise.learn.losses import distill, old_share
@@ -25,9 +26,18 @@ class WA(Method):
     paper: ClassVar[str] = (
         "Zhao et al., Maintaining Discrimination and Fairness in Class Incremental Learning, CVPR 2020"
     )
+    abouts: ClassVar = {
+        "ce": "Cross-entropy on new images and exemplars: the paper's Variation 1, elsewhere called replay.",
+        "replay": "The usual name of ce.",
+        "ce+wa": "Cross-entropy, then aligned weights: Variation 2.",
+        "ce+kd": "Cross-entropy and distillation, no correction: Variation 3.",
+        "ce+kd+wnl": "Cross-entropy and distillation with rows of unit norm all along: Variation 4.",
+        "ce+kd+unit": "Cross-entropy and distillation, then rows of unit norm: found inferior to WA in Sec. 5.2.",
+    }
     variants: ClassVar = {
         "wa": {"distil": True, "correction": "align", "unit_rows": False},
         "ce": {"distil": False, "correction": "none", "unit_rows": False},
+        "replay": {"distil": False, "correction": "none", "unit_rows": False},
         "ce+wa": {"distil": False, "correction": "align", "unit_rows": False},
         "ce+kd": {"distil": True, "correction": "none", "unit_rows": False},
         "ce+kd+wnl": {"distil": True, "correction": "none", "unit_rows": True},
@@ -56,6 +66,13 @@ class WA(Method):
     """T of the distillation."""
     balance: float | None = None
     """λ, the weight of distillation; none is the rule C_old / (C_old + C)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperature > 0:
+            raise UsageError(f"method.temperature is {self.temperature}, but it must be above 0")
+        if self.balance is not None and not 0 <= self.balance <= 1:
+            raise UsageError(f"method.balance is {self.balance}, but it is a share, from 0 to 1")
 
     @property
     def uses_teacher(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.errors import DataError, UsageError, unknown
+from equipoise.errors import DataError, RunError, UsageError, unknown
 from equipoise.files import write_atomically
 from equipoise.learn.align import align_head, head_norms
 
@@ -45,12 +46,17 @@ def align_file(checkpoint: Path, head: str, old: int, out: Path, norm: int = 1, 
     rows = Rows(tensors[head], bias)
     if rows.weight.dim() != 2 or not rows.weight.is_floating_point():
         raise UsageError(f"{head} has shape {tuple(rows.weight.shape)}, but a head has one row of numbers a class")
-    norms = head_norms(rows, norm)
-    gamma = align_head(rows, old, norm, clamp)
+    if bias is not None and not (isinstance(bias, Tensor) and bias.is_floating_point() and bias.dim() == 1):
+        raise UsageError(f"the bias beside {head} is not a row of numbers")
+    try:
+        norms = head_norms(rows, norm)
+        gamma = align_head(rows, old, norm, clamp)
+    except (RuntimeError, NotImplementedError) as error:  # torch cannot compute with every type it can store
+        raise DataError(f"{head} is stored as {rows.weight.dtype}: convert it to float32 first") from error
     try:
         write_atomically(out, lambda file: save_file(content, file, metadata) if safe else torch.save(content, file))
-    except OSError as error:
-        raise UsageError(f"cannot write {out} ({error.strerror}): choose another --out") from error
+    except RunError as error:
+        raise UsageError(f"{error}: choose another --out") from error
     return Report(gamma, old, len(norms) - old, norms[:old].mean().item(), norms[old:].mean().item())
 
 
@@ -65,10 +71,14 @@ def _read_safe(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
 def _read_torch(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except pickle.UnpicklingError as error:
+        if "weights_only" not in str(error).lower() or not zipfile.is_zipfile(path):
+            raise DataError(f"{path} is not a checkpoint that torch can read") from error
         raise DataError(
             f"{path} cannot be read without running code from it: save its state_dict() as safetensors first"
         ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} is truncated or not a checkpoint that torch can read") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}, not a state dict")
     return content

@@ -17,6 +17,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
+from equipoise.errors import UsageError
 from equipoise.learn.method import Method
 from equipoise.learn.nets import Architecture
 from equipoise.learn.trainer import Fit, learn_step
@@ -62,7 +63,7 @@ def run(
 
 
 def default_directory(settings: Settings) -> Path:
-    return Path("runs") / f"{settings.recipe}-{settings.method}-seed{settings.seed}"
+    return Path("runs") / f"{Path(settings.recipe).stem}-{settings.method}-seed{settings.seed}"
 
 
 @dataclass
@@ -79,14 +80,18 @@ class Experiment:
     def prepare(settings: Settings, dataset: Dataset) -> Experiment:
         settings.runtime.start()
         stream = ClassStream(dataset, settings.stream.steps, settings.stream.order, settings.stream.classes)
+        augment = replace(dataset.augment, **settings.augment)
+        augment.check(dataset.train.store.shape[0])
         memory = settings.make_memory()
         method = methods.make(settings.method, settings.fields)
         if method.rehearses == "memory":
             memory.check(len(stream.order))
+        if method.needs_exemplars and memory.size == 0:
+            raise UsageError(f"the method {settings.method} needs exemplars, and --memory is 0: give it a number")
         seed_everything(settings.seed, "build")
         method.build(Architecture(settings.net.backbone, dataset.train.store.shape))
         method.to(settings.runtime.device)
-        return Experiment(settings, stream, replace(dataset.augment, **settings.augment), memory, method)
+        return Experiment(settings, stream, augment, memory, method)
 
     def images(self, step: Step) -> Images:
         """What ``step`` is trained on: its own images, and those of old classes that the method rehearses."""
@@ -133,11 +138,8 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], re
     rundir = RunDir(directory, settings)
     rundir.check()
     experiment = Experiment.prepare(settings, load())
-    with rundir:
-        state = rundir.state()
-        if state is not None:
-            experiment.method.load_state_dict(state)
-            experiment.memory.restore(rundir.memory_rows, experiment.stream.train.store)
+    with rundir.open(experiment.stream.fingerprint()):
+        rundir.restore(experiment.method, experiment.memory, experiment.stream.train.store)
         rows = rundir.rows()
         loads = [images * settings.train.epochs for images in experiment.workload()]
         reporter.run(settings, experiment.stream.sizes, loads, rows, directory, rundir.epochs_done)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from equipoise.study.recipe import Settings
@@ -50,6 +51,18 @@ class Reporter:
 
 class JsonLines(Reporter):
     """One JSON object a line: each step's row, then the summary."""
+
+    def run(
+        self,
+        settings: Settings,
+        sizes: Sequence[int],
+        loads: Sequence[int],
+        rows: Sequence[dict[str, Any]],
+        directory: Path,
+        epochs_done: int,
+    ) -> None:
+        for row in rows:
+            self.step(row)
 
     def step(self, row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
@@ -103,11 +116,11 @@ class Table(Reporter):
             return
         self.console.print(
             f"[bold]{settings.method}[/] on {settings.dataset}: {sum(sizes)} classes in {len(sizes)} steps, "
-            f"recipe {settings.recipe}, seed {settings.seed}"
+            f"recipe {escape(settings.recipe)}, seed {settings.seed}"
         )
         if rows or epochs_done:
             after = f"step {len(rows)}" + (f" and {epochs_done} epochs of the next" if epochs_done else "")
-            self.console.print(f"  {directory} holds this run after {after}: going on from there")
+            self.console.print(f"  {escape(str(directory))} holds this run after {after}: going on from there")
         self.console.print(_line(tuple(COLUMNS)), style="bold")
         for row in rows:
             self._row(row)
@@ -181,7 +194,7 @@ class Table(Reporter):
         self.console.print("  [bold]" + ", ".join(parts) + "[/]", soft_wrap=True)
         if not self.quiet:
             self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
-        self.console.print(f"  files: {directory}\n", soft_wrap=True)
+        self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
 
     def close(self) -> None:
         if self.progress is not None:

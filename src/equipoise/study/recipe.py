@@ -86,7 +86,10 @@ def read_recipe(name: str) -> dict[str, Any]:
         file = Path(name)
         if not file.is_file():
             raise UsageError(f"the recipe file {name} does not exist")
-        text = file.read_text(encoding="utf-8")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the recipe file {name} cannot be read as text ({error})") from error
     elif name in recipe_names():
         text = (resources.files("equipoise") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
     else:
@@ -95,10 +98,29 @@ def read_recipe(name: str) -> dict[str, Any]:
         recipe = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the recipe {name} is not TOML: {error}") from error
-    for key in recipe:
+    for key, value in recipe.items():
         if key not in (*SECTIONS, "about", "dataset", "methods"):
             raise unknown(f"section in the recipe {name} named", key, (*SECTIONS, "methods"))
+        if not isinstance(value, str if key in ("about", "dataset") else dict):
+            raise UsageError(f"'{key}' in the recipe {name} is {value!r}: it must be a {_kind(key)}")
+    for method, special in recipe.get("methods", {}).items():
+        methods.lookup(method)
+        _check_sections(special, f"methods.{method} of the recipe {name}")
     return recipe
+
+
+def _kind(key: str) -> str:
+    return "text" if key in ("about", "dataset") else f"section, [{key}]"
+
+
+def _check_sections(sections: Any, where: str) -> None:
+    if not isinstance(sections, Mapping):
+        raise UsageError(f"{where} is {sections!r}, but it holds sections, as [train]")
+    for section, values in sections.items():
+        if section not in SECTIONS:
+            raise unknown(f"section in {where} named", section, SECTIONS)
+        if not isinstance(values, Mapping):
+            raise UsageError(f"'{section}' in {where} is {values!r}: it must be a section of settings")
 
 
 def resolve(
@@ -117,6 +139,7 @@ def resolve(
     if meant != dataset and not {meant, dataset} <= {"imagenet100", "imagenet100-lucir"}:
         raise UsageError(f"the recipe {recipe} is for the dataset {meant}, not {dataset}: choose another recipe")
     special = table.get("methods", {})
+    _check_sections(overrides or {}, "the overrides")
     layers = [
         table,
         special.get(family, {}),
@@ -128,8 +151,9 @@ def resolve(
         for section in SECTIONS:
             merged[section] |= layer.get(section, {})
     instance = methods.make(method, merged["fields"])
-    if merged["net"].get("backbone", "resnet32") not in BACKBONES:
-        raise unknown("backbone", merged["net"]["backbone"], BACKBONES)
+    net = build(Net, merged["net"], "net")
+    if net.backbone not in BACKBONES:
+        raise unknown("backbone", net.backbone, BACKBONES)
     build(Augment, merged["augment"], "augment")
     memory = build(Memory, merged["memory"], "memory")
     return Settings(
@@ -140,7 +164,7 @@ def resolve(
         data=sources.options(dataset) | merged["data"],
         stream=build(StreamSettings, merged["stream"], "stream"),
         memory=_init_values(memory),
-        net=build(Net, merged["net"], "net"),
+        net=net,
         train=build(Schedule, merged["train"], "train"),
         augment=merged["augment"],
         runtime=build(Runtime, merged["runtime"], "runtime"),

@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +26,33 @@ from typing import Any, Self
 from torch import Tensor
 
 import equipoise
+from equipoise.data.images import Store
+from equipoise.data.memory import Memory
 from equipoise.errors import RunError, UsageError
 from equipoise.files import read_json, read_tensors, write_json, write_tensors, write_text
+from equipoise.learn.method import Method
 from equipoise.learn.trainer import StageState
+from equipoise.settings import build
 from equipoise.study.recipe import Settings
 
 FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the checkpoint is made of."""
+
+    format: int
+    data: str
+    """The data set's fingerprint: rows of the memory mean nothing in other data."""
+    steps: int = 0
+    """Whole steps."""
+    state: str | None = None
+    """The file of the method's state after them."""
+    memory: tuple[tuple[Any, ...], ...] = ()
+    """Label and rows of each class in the memory."""
+    stages: tuple[dict[str, Any], ...] = ()
+    """File, epochs and seconds of each training stage of the step under way."""
 
 
 class RunDir:
@@ -38,22 +60,31 @@ class RunDir:
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path, self.settings = path, settings
+        self._config, self._checkpoint = path / "config.json", path / "checkpoint"
+        self._manifest_file = self._checkpoint / "manifest.json"
 
     def check(self) -> None:
         """Refuse a directory that holds another run. Touches nothing, so it can be asked before data is loaded."""
-        config = self.path / "config.json"
-        if not config.exists():
+        if not self._config.exists():
+            if self._manifest_file.exists():
+                raise self._damaged("config.json is missing")
             return
-        known = read_json(config)
+        known = read_json(self._config)
+        if not isinstance(known, dict) or not isinstance(known.get("settings"), dict):
+            raise self._damaged("config.json holds no settings")
         if known.get("format") != FORMAT:
             raise RunError(f"{self.path} has format {known.get('format')}, but this version reads {FORMAT}")
         difference = first_difference(known["settings"], self.settings.identity())
         if difference:
             raise UsageError(f"{self.path} holds a run with {difference}: choose another --out, or remove it")
 
-    def __enter__(self) -> Self:
+    def _damaged(self, why: object) -> RunError:
+        return RunError(f"the run in {self.path} is damaged ({why}): remove the directory to start anew")
+
+    def open(self, fingerprint: str) -> Self:
+        """Lock the directory and read how far the run has come, on data that has this ``fingerprint``."""
         try:
-            (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+            self._checkpoint.mkdir(parents=True, exist_ok=True)
             (self.path / "predictions").mkdir(exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
         except OSError as error:
@@ -62,14 +93,15 @@ class RunDir:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise RunError(
-                f"another process is writing to {self.path}: wait for it, or choose another --out"
-            ) from error
+            raise RunError(f"another process is writing to {self.path}: wait, or choose another --out") from error
         try:
-            self._open()
+            self._read(fingerprint)
         except BaseException:
             self._lock.close()
             raise
+        return self
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -77,50 +109,53 @@ class RunDir:
     ) -> None:
         self._lock.close()
 
-    def _open(self) -> None:
+    def _read(self, fingerprint: str) -> None:
         self.check()
-        config = self.path / "config.json"
-        if not config.exists():
-            write_json(config, {"format": FORMAT, "settings": self.settings.identity(), **facts()})
-        self._manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "steps": 0,
-            "state": None,
-            "memory": [],
-            "stages": [],
-        }
+        if not self._config.exists():
+            write_json(self._config, {"format": FORMAT, "settings": self.settings.identity(), **facts()})
+        self._manifest = Manifest(FORMAT, fingerprint)
         if self._manifest_file.exists():
-            self._manifest = read_json(self._manifest_file)
-
-    @property
-    def _manifest_file(self) -> Path:
-        return self.path / "checkpoint" / "manifest.json"
+            try:
+                self._manifest = build(Manifest, read_json(self._manifest_file), "manifest")
+            except (UsageError, TypeError, AttributeError) as error:
+                raise self._damaged(error) from error
+            if self._manifest.data != fingerprint:
+                raise RunError(
+                    f"the data has changed since the run in {self.path} began: restore it, or choose another --out"
+                )
+        self._tidy()
 
     # ---- whole steps
 
     @property
     def steps_done(self) -> int:
-        return int(self._manifest["steps"])
+        return self._manifest.steps
 
     @property
     def epochs_done(self) -> int:
         """Of the stage that was under way when the run stopped."""
-        return int(self._manifest["stages"][-1]["epochs"]) if self._manifest["stages"] else 0
+        return int(self._manifest.stages[-1]["epochs"]) if self._manifest.stages else 0
 
-    def state(self) -> dict[str, Tensor] | None:
-        """The method's state after the last whole step."""
-        name = self._manifest["state"]
-        return None if name is None else read_tensors(self.path / "checkpoint" / name)
-
-    @property
-    def memory_rows(self) -> list[tuple[int, list[int]]]:
-        return [(label, rows) for label, rows in self._manifest["memory"]]
+    def restore(self, method: Method, memory: Memory, store: Store) -> None:
+        """Bring a method and its memory to where the last whole step left them."""
+        if self._manifest.state is None:
+            return
+        try:
+            method.load_state_dict(read_tensors(self._checkpoint / self._manifest.state))
+            memory.restore([(int(label), list(rows)) for label, rows in self._manifest.memory], store)
+        except (RunError, RuntimeError, ValueError, TypeError) as error:
+            raise self._damaged(str(error).splitlines()[0]) from error
 
     def rows(self) -> list[dict[str, Any]]:
         """The figures of the steps that are whole."""
-        file = self.path / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        return [json.loads(line) for line in lines[: self.steps_done]]
+        try:
+            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if self.steps_done else []
+            rows = [json.loads(line) for line in lines[: self.steps_done]]
+            if [row["step"] for row in rows] != list(range(1, self.steps_done + 1)):
+                raise ValueError("lines are missing")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(f"metrics.jsonl: {error}") from error
+        return rows
 
     def finish_step(
         self,
@@ -131,11 +166,11 @@ class RunDir:
     ) -> None:
         step = row["step"]
         write_tensors(self.path / "predictions" / f"step-{step}.safetensors", predictions)
-        lines = [json.dumps(line) for line in [*self.rows(), row]]
+        lines = [json.dumps(line, allow_nan=False) for line in [*self.rows(), row]]
         write_text(self.path / "metrics.jsonl", "\n".join(lines) + "\n")
         name = f"step-{step}.safetensors"
-        write_tensors(self.path / "checkpoint" / name, state)
-        self._commit(steps=step, state=name, memory=list(memory.items()), stages=[])
+        write_tensors(self._checkpoint / name, state)
+        self._commit(steps=step, state=name, memory=tuple(memory.items()), stages=())
 
     def finish(self, summary: dict[str, float | None]) -> None:
         write_json(self.path / "summary.json", summary)
@@ -143,24 +178,29 @@ class RunDir:
     # ---- stages within a step (the trainer's journal)
 
     def load(self, stage: int) -> StageState | None:
-        stages = self._manifest["stages"]
-        if stage >= len(stages):
+        if stage >= len(self._manifest.stages):
             return None
-        entry = stages[stage]
-        return StageState(entry["epochs"], entry["seconds"], read_tensors(self.path / "checkpoint" / entry["file"]))
+        try:
+            entry = self._manifest.stages[stage]
+            return StageState(entry["epochs"], entry["seconds"], read_tensors(self._checkpoint / entry["file"]))
+        except (RunError, KeyError, TypeError) as error:
+            raise self._damaged(error) from error
 
     def save(self, stage: int, state: StageState) -> None:
         name = f"step-{self.steps_done + 1}-stage-{stage}-epoch-{state.epochs}.safetensors"
-        write_tensors(self.path / "checkpoint" / name, state.tensors)
+        write_tensors(self._checkpoint / name, state.tensors)
         entry = {"file": name, "epochs": state.epochs, "seconds": state.seconds}
-        self._commit(stages=[*self._manifest["stages"][:stage], entry])
+        self._commit(stages=(*self._manifest.stages[:stage], entry))
 
     def _commit(self, **changes: Any) -> None:
-        """Replace the manifest, then remove what it no longer names."""
-        self._manifest = self._manifest | changes
-        write_json(self._manifest_file, self._manifest)
-        wanted = {self._manifest["state"], *(entry["file"] for entry in self._manifest["stages"])}
-        for file in self._manifest_file.parent.glob("*.safetensors"):
+        self._manifest = replace(self._manifest, **changes)
+        write_json(self._manifest_file, asdict(self._manifest))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what the manifest does not name, also what a killed process left behind; we hold the lock."""
+        wanted = {"manifest.json", self._manifest.state, *(entry.get("file") for entry in self._manifest.stages)}
+        for file in self._checkpoint.iterdir():
             if file.name not in wanted:
                 file.unlink()
 

@@ -31,6 +31,8 @@ def load(root: Path | None, labels: str = "fine") -> Dataset:
         raise DataError(f"data.labels is '{labels}', but CIFAR-100 has 'fine' and 'coarse' labels")
     parts = _read(root)
     names = [_text(name) for name in _field(parts, "meta", f"{labels}_label_names")]
+    if len(names) != {"fine": 100, "coarse": 20}[labels]:
+        raise DataError(f"CIFAR-100 names {len(names)} {labels} classes: fetch the archive again")
     return Dataset(
         "cifar100",
         train=_images(parts, "train", labels, 50_000, len(names)),
@@ -102,15 +104,9 @@ class _ArraysOnly(pickle.Unpickler):
 def _unpickle(file: IO[bytes], path: Path) -> Any:
     try:
         return _ArraysOnly(file, encoding="bytes").load()
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        ImportError,
-        IndexError,
-    ) as error:
+    except (EOFError, OSError, tarfile.TarError, zlib.error) as error:
+        raise DataError(f"{path} is truncated or not the CIFAR-100 archive ({error}): fetch it again") from error
+    except Exception as error:  # a damaged pickle may raise anything; nothing of it has run
         raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): fetch it again") from error
 
 
@@ -124,13 +120,15 @@ def _field(parts: dict[str, Any], part: str, name: str) -> Any:
     raise DataError(f"the part '{part}' of CIFAR-100 has no '{name}': fetch the archive again")
 
 
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+def _text(name: object) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
 def _images(parts: dict[str, Any], part: str, labels: str, count: int, classes: int) -> Images:
     data = _field(parts, part, "data")
-    targets = np.asarray(_field(parts, part, f"{labels}_labels"))
+    given = _field(parts, part, f"{labels}_labels")
+    whole = isinstance(given, list) and all(type(label) is int and 0 <= label < classes for label in given)
+    targets = np.array(given if whole else [], np.int64)
     if not isinstance(data, np.ndarray) or data.shape != (count, 3072) or data.dtype != np.uint8:
         raise DataError(f"the part '{part}' of CIFAR-100 does not hold {count} images of 32×32: fetch it again")
     if targets.shape != (count,) or (np.bincount(targets, minlength=classes) != count // classes).any():

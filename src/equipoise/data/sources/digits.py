@@ -10,11 +10,13 @@ from sklearn.datasets import load_digits
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
+from equipoise.data.sources.folder import check_share
 from equipoise.seeding import generator
 
 
 def load(root: Path | None, test_share: float = 0.2) -> Dataset:
     """The same split every time; ``test_share`` of each class is for testing."""
+    check_share(test_share)
     raw = load_digits()
     labels = torch.from_numpy(raw.target).long()
     pixels = torch.from_numpy(raw.images).mul(255 / 16).round().to(torch.uint8)[:, None]

@@ -10,7 +10,7 @@ import torch
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import FileStore, Images
-from equipoise.errors import DataError
+from equipoise.errors import DataError, UsageError
 from equipoise.seeding import generator
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -20,16 +20,26 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def load(root: Path, size: int = 32, test_share: float = 0.2) -> Dataset:
     """Classes are folder names; without a test or val folder, ``test_share`` of each class is held out."""
+    check_share(test_share)
     train, test = root / "train", next((root / n for n in ("test", "val") if (root / n).is_dir()), None)
     if train.is_dir() and test is not None:
         classes = class_folders(train)
         names = tuple(classes)
         parts = (files(train, classes, size), files(test, classes, size))
+    elif train.is_dir() and class_folders(root) == ["train"]:
+        raise DataError(
+            f"{root} has a train folder but neither test nor val: add one, or name {train} as the data root"
+        )
     else:
         classes = class_folders(root)
         names = tuple(classes)
         parts = _split(files(root, classes, size), names, test_share)
     return Dataset("folder", *parts, names, Augment(MEAN, STD, pad=max(size // 8, 1), flip=True))
+
+
+def check_share(share: float) -> None:
+    if not 0 < share < 1:
+        raise UsageError(f"data.test_share is {share}, but it is a share, above 0 and below 1")
 
 
 def class_folders(root: Path) -> list[str]:
