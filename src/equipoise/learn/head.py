@@ -51,7 +51,7 @@ class Head(nn.Module):
     @torch.no_grad()
     def grow(self, count: int, redraw: bool = False) -> None:
         """Add ``count`` rows drawn at random; ``redraw`` draws the old ones anew too."""
-        old = self.classes
+        old = len(self.weight)
         weight = self._draw(old + count, self.features)
         if not redraw:
             weight[:old] = self.weight
@@ -70,7 +70,7 @@ class Head(nn.Module):
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         """Take on as many classes as the state has."""
         rows = state.get(prefix + "weight")
-        if rows is not None and len(rows) != self.classes:
+        if rows is not None and len(rows) != len(self.weight):
             self.weight = nn.Parameter(torch.empty(len(rows), self.features, device=self.weight.device))
             if self.bias is not None:
                 self.bias = nn.Parameter(torch.empty(len(rows), device=self.weight.device))

@@ -35,13 +35,15 @@ class Schedule:
     warmup: float = 0.2
     """Share of the epochs in which one-cycle rises to the highest learning rate."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD, or Adam's first β."""
     nesterov: bool = False
     """Nesterov's form of the momentum."""
     weight_decay: float = 1e-4
     """L2 penalty on all weights."""
     divide_weight_decay: bool = False
     """Divide weight_decay by the step's number, 1, 2, 3, … (the WA authors' code)."""
+    divide_lr: bool = False
+    """Divide lr by the step's number (IL2M)."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -63,9 +65,10 @@ class Schedule:
             )
 
     def for_step(self, index: int) -> Schedule:
-        if not self.divide_weight_decay:
-            return self
-        return dataclasses.replace(self, weight_decay=self.weight_decay / index, divide_weight_decay=False)
+        """The schedule of step 1, 2, 3, …"""
+        decay = self.weight_decay / index if self.divide_weight_decay else self.weight_decay
+        lr = self.lr / index if self.divide_lr else self.lr
+        return dataclasses.replace(self, weight_decay=decay, divide_weight_decay=False, lr=lr, divide_lr=False)
 
     def lr_at(self, time: float) -> float:
         """The learning rate after ``time`` epochs (which may be a fraction).
@@ -84,7 +87,8 @@ class Schedule:
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
+            betas = (self.momentum, 0.999)
+            return torch.optim.Adam(parameters, self.lr, betas, weight_decay=self.weight_decay, fused=True)
         return torch.optim.SGD(
             parameters,
             self.lr,

@@ -1,0 +1,137 @@
+"""Generative replay: a generator makes up images of old classes, and the old model says what they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images, join
+from equipoise.data.stream import Step
+from equipoise.learn.head import Head
+from equipoise.learn.method import Method
+from equipoise.learn.nets import Architecture, conv3x3
+from equipoise.learn.schedule import Schedule
+
+if TYPE_CHECKING:
+    from equipoise.learn.trainer import Fit
+
+CODE = 32
+"""Length of a class's code."""
+
+
+class Generator(nn.Module):
+    """Noise and a class's code to an image with values in -1…1, by three doublings."""
+
+    def __init__(self, noise: int, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.size = shape[1], shape[2]
+        self.start = -(-shape[1] // 8), -(-shape[2] // 8)
+        self.first = nn.Linear(noise + CODE, 128 * self.start[0] * self.start[1])
+        widths = (128, 64, 32, 32)
+        self.convs = nn.ModuleList(conv3x3(i, o) for i, o in pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(o) for o in widths[1:])
+        self.last = nn.Conv2d(32, shape[0], 3, padding=1)
+
+    def forward(self, noise: Tensor, code: Tensor) -> Tensor:
+        x = self.first(torch.cat([noise, code], 1)).view(-1, 128, *self.start)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.relu(norm(conv(F.interpolate(x, scale_factor=2.0))))
+        return torch.tanh(self.last(x)[:, :, : self.size[0], : self.size[1]])
+
+
+class Critic(nn.Module):
+    """How real an image of a class looks; the class enters as a projection (Miyato and Koyama 2018)."""
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        widths = (shape[0], 32, 64, 128)
+        self.convs = nn.ModuleList(
+            nn.utils.parametrizations.spectral_norm(nn.Conv2d(i, o, 3, 2, padding=1)) for i, o in pairwise(widths)
+        )
+        self.real, self.project = nn.Linear(128, 1), nn.Linear(CODE, 128)
+
+    def forward(self, x: Tensor, code: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = F.leaky_relu(conv(x), 0.1)
+        features = x.sum((2, 3))
+        judged: Tensor = self.real(features)[:, 0] + (self.project(code) * features).sum(1)
+        return judged
+
+
+@dataclass(eq=False)
+class GANReplay(Method):
+    """A conditional GAN learned beside the classifier makes up the rehearsal images, labelled by the old model."""
+
+    paper: ClassVar[str] = (
+        "Shin et al., Deep Generative Replay, NeurIPS 2017; conditional as Wu et al., Memory Replay GANs, NeurIPS 2018"
+    )
+    variants: ClassVar = {"gan-replay": {}}
+    rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "nothing"
+    extra: ClassVar[str] = "a generator and a critic"
+
+    noise: int = 64
+    """Length of the generator's noise."""
+    gan_epochs: int = 10
+    """Epochs in which generator and critic are trained after each step."""
+    gan_lr: float = 2e-4
+    """Adam's learning rate for both."""
+
+    def build(self, architecture: Architecture) -> None:
+        super().build(architecture)
+        self.generator, self.critic = Generator(self.noise, architecture.shape), Critic(architecture.shape)
+        self.codes = Head(CODE)  # one row a class, growing as the head does
+
+    def begin(self, step: Step, fit: Fit) -> None:
+        if step.old:
+            count = max(1, len(step.images) // step.new)  # as many of an old class as of a new one
+            made = self.imagine(torch.arange(step.old).repeat_interleave(count), fit.augment)
+            fit.images = join([step.images, made])
+        super().begin(step, fit)
+        self.codes.grow(step.new)
+        for part in (self.generator, self.critic, self.codes):
+            part.requires_grad_(False)  # the classifier's turn
+
+    @torch.no_grad()
+    def imagine(self, classes: Tensor, augment: Augment) -> Images:
+        """Pictures of ``classes``, each with the label that this model gives it."""
+        self.eval()
+        pixels, labels = [], []
+        for wanted in classes.to(self.codes.weight.device).split(256):
+            noise = torch.randn(len(wanted), self.noise, device=wanted.device)
+            picture = self.generator(noise, self.codes.weight[wanted])
+            made = ((picture + 1) * 127.5).round().to(torch.uint8)
+            labels.append(self.predict(augment.normalise(made)).argmax(1).cpu())
+            pixels.append(made.cpu())
+        return Images.of(torch.cat(pixels), torch.cat(labels))
+
+    def end(self, step: Step, fit: Fit) -> dict[str, float]:
+        assert fit.images is not None
+        mean, std = (torch.tensor(v, device=self.head.weight.device) for v in (fit.augment.mean, fit.augment.std))
+
+        def gan_loss(x: Tensor, y: Tensor) -> Tensor:
+            return self.gan_loss((x * std.view(1, -1, 1, 1) + mean.view(1, -1, 1, 1)) * 2 - 1, y)
+
+        parts = (self.generator, self.critic, self.codes)
+        weights = [weight for part in parts for weight in part.requires_grad_(True).parameters()]
+        schedule = Schedule(self.gan_epochs, 64, "adam", self.gan_lr, "constant", momentum=0.5, weight_decay=0.0)
+        fit(fit.images, gan_loss, schedule, weights, "generator", augment=False)
+        return {}
+
+    def gan_loss(self, real: Tensor, y: Tensor) -> Tensor:
+        """Hinge losses of both players, in one sum: neither's weights feel the other's loss."""
+        noise = torch.randn(len(real), self.noise, device=real.device)
+        code = self.codes.weight[y]
+        made = self.generator(noise, code)
+        judged_real, judged_made = self.critic(real, code), self.critic(made.detach(), code)
+        critic = F.relu(1 - judged_real).mean() + F.relu(1 + judged_made).mean()
+        held = {name: weight.detach() for name, weight in self.critic.named_parameters()}
+        fooled = functional_call(self.critic, held, (made, code.detach()))
+        loss: Tensor = critic - fooled.mean()
+        return loss

@@ -1,0 +1,140 @@
+"""PODNet: pooled outputs distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+from torch.nn import functional as F
+
+from equipoise.data.stream import Step
+from equipoise.learn.head import Head
+from equipoise.learn.method import Method
+from equipoise.seeding import number
+
+if TYPE_CHECKING:
+    from equipoise.learn.trainer import Fit
+
+
+class ProxyHead(Head):
+    """The local similarity classifier (Sec. 3.3): several proxies a class, the nearest counting most."""
+
+    def __init__(self, features: int, proxies: int) -> None:
+        super().__init__(features, kind="cosine", learn_scale=True)
+        self.proxies = proxies
+
+    @property
+    def classes(self) -> int:
+        return len(self.weight) // self.proxies
+
+    def grow(self, count: int, redraw: bool = False) -> None:
+        super().grow(count * self.proxies, redraw)
+
+    def similarities(self, x: Tensor) -> Tensor:
+        """Eq. 9: ŷ_c = Σ_k s_ck <θ_ck, h>, with s a softmax over the class's proxies."""
+        cosines = F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))
+        cosines = cosines.view(len(x), -1, self.proxies)
+        return (cosines.softmax(2) * cosines).sum(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.similarities(x)
+
+
+@dataclass(eq=False)
+class PODNet(Method):
+    """Feature maps, pooled along width and height, are held to the old model's; several proxies a class."""
+
+    paper: ClassVar[str] = "Douillard et al., PODNet: Pooled Outputs Distillation, ECCV 2020"
+    variants: ClassVar = {"podnet": {}}
+    final_relu: ClassVar[bool] = False  # authors' network
+    extra: ClassVar[str] = "ten rows a class"
+
+    proxies: int = 10
+    """K, proxies a class."""
+    spatial: float = 3.0
+    """λ_c, the weight of the pooled maps (authors: CIFAR 3, ImageNet 8)."""
+    flat: float = 1.0
+    """λ_f, the weight of the final features (authors: CIFAR 1, ImageNet 10)."""
+    margin: float = 0.6
+    """δ of the loss."""
+    tune_epochs: int = 20
+    """Epochs in which the head alone is trained on balanced exemplars."""
+    tune_lr: float = 0.05
+    """Its learning rate."""
+
+    @property
+    def uses_teacher(self) -> bool:
+        return True
+
+    @property
+    def corrects(self) -> bool:
+        return True
+
+    def make_head(self, features: int) -> ProxyHead:
+        return ProxyHead(features, self.proxies)
+
+    def norms(self, norm: int) -> None:
+        """A class has several rows."""
+
+    def begin(self, step: Step, fit: Fit) -> None:
+        super().begin(step, fit)
+        if step.old:
+            self.imprint(step, fit)
+
+    @torch.no_grad()
+    def imprint(self, step: Step, fit: Fit) -> None:
+        """Sec. 3.3: the proxies of a new class start as the centres of its features."""
+        features = F.normalize(fit.features(step.images), dim=1)
+        for label in range(step.old, step.seen):
+            mine = features[step.images.labels == label]
+            clusters = KMeans(min(self.proxies, len(mine)), n_init=1, random_state=number(*fit.key, label) % 2**32)
+            centres = torch.from_numpy(clusters.fit(mine.numpy()).cluster_centers_).to(self.head.weight)
+            rows = torch.arange(self.proxies) % len(centres)
+            self.head.weight[label * self.proxies : (label + 1) * self.proxies] = centres[rows]
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        maps = self.backbone.maps(x)
+        features = maps[-1].mean((2, 3))
+        loss = self.margin_loss(features, y)
+        if self.teacher is None:
+            return loss
+        with torch.no_grad():
+            before = self.teacher.backbone.maps(x)
+        growth = ((self.old + self.new) / self.new) ** 0.5  # Sec. 4.1: the more there is to keep, the more it counts
+        flat = 1 - F.cosine_similarity(features, before[-1].mean((2, 3))).mean()  # authors' form of Eq. 6
+        return loss + growth * (self.spatial * pooled_distance(maps, before) + self.flat * flat)  # Eq. 7
+
+    def margin_loss(self, features: Tensor, y: Tensor) -> Tensor:
+        """Eq. 10: [-log(exp η(ŷ_y - δ) / Σ_{i≠y} exp η ŷ_i)]₊."""
+        scores = self.head(features)
+        own = scores.gather(1, y[:, None])[:, 0] - self.head.scale * self.margin
+        others = scores.masked_fill(F.one_hot(y, scores.shape[1]).bool(), -torch.inf).logsumexp(1)
+        loss: Tensor = F.relu(others - own).mean()
+        return loss
+
+    def end(self, step: Step, fit: Fit) -> dict[str, float]:
+        exemplars = fit.remember()
+        if step.old and exemplars is not None:
+
+            def tuning_loss(x: Tensor, y: Tensor) -> Tensor:
+                with torch.no_grad():
+                    features = self.features(x)
+                return self.margin_loss(features, y)
+
+            schedule = replace(fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="cosine", milestones=())
+            fit(exemplars, tuning_loss, schedule, self.head.parameters(), "head", frozen=True)
+        return {}
+
+
+def pooled_distance(maps: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+    """POD-spatial (Eq. 5), averaged over the stages: squares summed along width and along height, then compared."""
+    distances = []
+    for now, then in zip(maps, before, strict=True):
+        pooled = [F.normalize(torch.cat([m.square().sum(3).flatten(1), m.square().sum(2).flatten(1)], 1), dim=1)
+                  for m in (now, then)]  # fmt: skip
+        distances.append((pooled[0] - pooled[1]).norm(dim=1).mean())
+    return torch.stack(distances).mean()

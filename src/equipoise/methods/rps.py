@@ -1,0 +1,168 @@
+"""RPS-Net: random path selection."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.data.images import Images
+from equipoise.data.stream import Step
+from equipoise.learn.losses import distill
+from equipoise.learn.method import Method
+from equipoise.learn.nets import Architecture, Backbone, conv3x3, initialise
+from equipoise.seeding import generator
+
+if TYPE_CHECKING:
+    from equipoise.learn.trainer import Fit
+
+
+class Residual(nn.Module):
+    """One module of a layer: two convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv3x3(inputs, outputs), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
+        self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        shortcut: Tensor = self.skip(x)
+        return inner + shortcut
+
+
+class PathNet(Backbone):
+    """Layers of parallel modules; a layer's output is the sum over the modules in use (Eq. 2)."""
+
+    def __init__(self, channels: int, widths: tuple[int, ...], parallel: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList(Residual(i, o) for _ in range(parallel))
+            for i, o in zip((channels, *widths), widths, strict=False)
+        )
+        self.width, self.map_widths = widths[-1], list(widths)
+        self.fixed: Tensor
+        self.path: Tensor
+        self.register_buffer("fixed", torch.zeros(len(widths), parallel, dtype=torch.bool))
+        self.register_buffer("path", torch.zeros(len(widths), dtype=torch.long))
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        stages = []
+        for depth, layer in enumerate(self.layers):
+            assert isinstance(layer, nn.ModuleList)
+            active = {*self.fixed[depth].nonzero().flatten().tolist(), int(self.path[depth])}
+            x = F.relu(torch.stack([layer[m](x) for m in sorted(active)]).sum(0))
+            if depth < len(self.layers) - 1:
+                x = F.max_pool2d(x, 2)
+            stages.append(x)
+        return stages
+
+    def fix(self) -> None:
+        """The current path's modules are never trained again."""
+        self.fixed[torch.arange(len(self.path)), self.path] = True
+
+    def settle(self) -> None:
+        """Train what is on the path and not fixed, and nothing else."""
+        for depth, layer in enumerate(self.layers):
+            for m, module in enumerate(layer.children()):
+                module.requires_grad_(m == int(self.path[depth]) and not bool(self.fixed[depth, m]))
+
+    def train(self, mode: bool = True) -> PathNet:
+        super().train(mode)
+        for layer, fixed in zip(self.layers, self.fixed.tolist(), strict=True):
+            for module, stands in zip(layer.children(), fixed, strict=True):
+                module.train(mode and not stands)
+        return self
+
+
+@dataclass(eq=False)
+class RPS(Method):
+    """A random path through parallel modules is added every other step; modules used before stay as they are.
+
+    Deviations: the best of the candidate paths is chosen on held-out training images (the released code looks at test
+    accuracy), after a short trial of each; the network is three layers wide enough for small images.
+    """
+
+    paper: ClassVar[str] = "Rajasegaran et al., Random Path Selection for Incremental Learning, NeurIPS 2019"
+    variants: ClassVar = {"rps": {}}
+    extra: ClassVar[str] = "parallel modules"
+
+    parallel: int = 8
+    """M, modules a layer."""
+    every: int = 2
+    """J, steps for which a path is kept."""
+    candidates: int = 2
+    """Random paths that are tried."""
+    trial_epochs: int = 1
+    """Epochs each is tried for."""
+    held_out: float = 0.1
+    """Share of the training images on which the candidates are compared."""
+    growth: float = 1.0
+    """φ = growth · C_old / C_new: the weight of distillation, growing with the steps."""
+    temperature: float = 2.0
+    """T of the distillation."""
+
+    @property
+    def uses_teacher(self) -> bool:
+        return True
+
+    def build(self, architecture: Architecture) -> None:
+        self.architecture = architecture
+        self.backbone = PathNet(architecture.shape[0], (16, 32, 64), self.parallel)
+        initialise(self.backbone)
+        self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.head = self.make_head(self.backbone.width)
+
+    @property
+    def paths(self) -> PathNet:
+        assert isinstance(self.backbone, PathNet)
+        return self.backbone
+
+    def begin(self, step: Step, fit: Fit) -> None:
+        super().begin(step, fit)
+        if (step.index - 1) % self.every == 0:
+            if step.old:
+                self.paths.fix()
+            self.choose_path(fit)
+        self.paths.settle()
+
+    def choose_path(self, fit: Fit) -> None:
+        """Try random paths; keep the one that does best on images it was not trained on, as the trial left it."""
+        assert fit.images is not None
+        draws = generator(*fit.key, "paths")
+        layers = len(self.paths.path)
+        paths = torch.randint(self.parallel, (self.candidates, layers), generator=draws).to(self.paths.path.device)
+        if self.candidates == 1:
+            self.paths.path.copy_(paths[0])
+            return
+        order = torch.randperm(len(fit.images), generator=draws)
+        cut = max(1, int(self.held_out * len(order)))
+        held, rest = fit.images.select(order[:cut]), fit.images.select(order[cut:])
+        schedule = replace(fit.schedule, epochs=self.trial_epochs, shape="constant", milestones=())
+        start, best, best_hits = copy.deepcopy(self.state_dict()), None, -1
+        for path in paths:
+            self.load_state_dict(start)
+            self.paths.path.copy_(path)
+            self.paths.settle()
+            fit(rest, None, schedule, name="path")
+            hits = self.hits(held, fit)
+            if hits > best_hits:
+                best, best_hits = copy.deepcopy(self.state_dict()), hits
+        assert best is not None
+        self.load_state_dict(best)
+
+    def hits(self, images: Images, fit: Fit) -> int:
+        return int((fit.over(images, self.scores).argmax(1) == images.labels).sum())
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        scores = self.scores(x)
+        loss = F.cross_entropy(scores, y)
+        if self.teacher is None:
+            return loss
+        weight = self.growth * self.old / self.new
+        return loss + weight * distill(scores, self.ask_teacher(x), self.temperature)  # Eq. 5

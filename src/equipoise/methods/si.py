@@ -1,0 +1,69 @@
+"""SI: continual learning through synaptic intelligence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.data.stream import Step
+from equipoise.learn.importance import Consolidating
+from equipoise.learn.nets import Architecture
+
+if TYPE_CHECKING:
+    from equipoise.learn.trainer import Fit
+
+
+@dataclass(eq=False)
+class SI(Consolidating):
+    """A weight's importance is how much of the loss's fall its path accounts for, over how far it went."""
+
+    paper: ClassVar[str] = "Zenke, Poole and Ganguli, Continual Learning Through Synaptic Intelligence, ICML 2017"
+    variants: ClassVar = {"si": {}}
+
+    strength: float = 0.1
+    """c of Eq. 4."""
+    damping: float = 0.1
+    """ξ of Eq. 5, which keeps the importance of a weight that did not move finite."""
+
+    def build(self, architecture: Architecture) -> None:
+        super().build(architecture)
+        for name, weight in list(self.weights()):
+            self.register_buffer(f"path_{name}", torch.zeros_like(weight))
+            self.register_buffer(f"start_{name}", weight.detach().clone())
+
+    def begin(self, step: Step, fit: Fit) -> None:
+        super().begin(step, fit)
+        for name, weight in self.weights():
+            setattr(self, f"path_{name}", torch.zeros_like(weight))
+            setattr(self, f"start_{name}", weight.detach().clone())
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        """Note the gradient of the step's own loss (the penalty's is known, and taken out) and the place."""
+        self.noted: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, weight in self.weights():
+            assert weight.grad is not None
+            gradient = weight.grad.clone()
+            if self.old:
+                anchor = self.get_buffer(f"anchor_{name}")
+                pull = 2 * self.strength * self.get_buffer(f"importance_{name}") * (weight[: len(anchor)] - anchor)
+                gradient[: len(anchor)] -= pull
+            self.noted[name] = gradient, weight.detach().clone()
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        for name, weight in self.weights():
+            gradient, place = self.noted[name]
+            self.get_buffer(f"path_{name}").sub_(gradient * (weight - place))  # Eq. 3: ω = -∫ g · dθ
+
+    def end(self, step: Step, fit: Fit) -> dict[str, float]:
+        importance = {}
+        for name, weight in self.weights():
+            moved = weight.detach() - self.get_buffer(f"start_{name}")
+            path = self.get_buffer(f"path_{name}").clamp(min=0)
+            importance[name] = path / (moved.square() + self.damping)  # Eq. 5
+        self.consolidate(importance)
+        return {}
