@@ -41,7 +41,8 @@ class ProxyHead(Head):
         return (cosines.softmax(2) * cosines).sum(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * self.similarities(x)
+        scores: Tensor = self.scale * self.similarities(x)
+        return scores
 
 
 @dataclass(eq=False)
@@ -115,6 +116,11 @@ class PODNet(Method):
         others = scores.masked_fill(F.one_hot(y, scores.shape[1]).bool(), -torch.inf).logsumexp(1)
         loss: Tensor = F.relu(others - own).mean()
         return loss
+
+    def after_update(self) -> None:
+        # not in the paper: with η at 0 the margin vanishes, and below it the loss rewards the wrong class
+        assert isinstance(self.head.scale, Tensor)
+        self.head.scale.data.clamp_(min=1.0)
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         exemplars = fit.remember()
