@@ -105,9 +105,12 @@ class PODNet(Method):
             return loss
         with torch.no_grad():
             before = self.teacher.backbone.maps(x)
-        growth = ((self.old + self.new) / self.new) ** 0.5  # Sec. 4.1: the more there is to keep, the more it counts
+        growth: float = (
+            (self.old + self.new) / self.new
+        ) ** 0.5  # Sec. 4.1: the more there is to keep, the more it counts
         flat = 1 - F.cosine_similarity(features, before[-1].mean((2, 3))).mean()  # authors' form of Eq. 6
-        return loss + growth * (self.spatial * pooled_distance(maps, before) + self.flat * flat)  # Eq. 7
+        kept = self.spatial * pooled_distance(maps, before) + self.flat * flat
+        return loss + growth * kept  # Eq. 7
 
     def margin_loss(self, features: Tensor, y: Tensor) -> Tensor:
         """Eq. 10: [-log(exp η(ŷ_y - δ) / Σ_{i≠y} exp η ŷ_i)]₊."""

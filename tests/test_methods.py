@@ -1,0 +1,676 @@
+"""The heart of each method against arithmetic written out here, from its paper's equations, in NumPy where it fits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images, join
+from equipoise.data.memory import Memory
+from equipoise.data.stream import Step
+from equipoise.learn.importance import mean_over_images
+from equipoise.learn.method import Method
+from equipoise.learn.nem import class_means, nearest_mean
+from equipoise.learn.nets import Architecture
+from equipoise.learn.runtime import Runtime
+from equipoise.learn.schedule import Schedule
+from equipoise.learn.trainer import Fit, learn_step
+from equipoise.methods import make, registry
+from equipoise.methods.bic import BiC
+from equipoise.methods.der import DER
+from equipoise.methods.eeil import EEIL
+from equipoise.methods.ewc import EWC, drawn_log_likelihood
+from equipoise.methods.gan_replay import GANReplay
+from equipoise.methods.il2m import IL2M
+from equipoise.methods.m2kd import M2KD
+from equipoise.methods.mas import MAS, squared_length
+from equipoise.methods.podnet import PODNet, pooled_distance
+from equipoise.methods.rps import RPS
+from equipoise.methods.si import SI
+from equipoise.testing import check_method
+
+Array = NDArray[np.float64]
+OLD, NEW = 3, 2
+AUGMENT = Augment((0.5,), (0.25,))
+
+
+def softmax(values: Array) -> Array:
+    raised = np.exp(values - values.max(-1, keepdims=True))
+    return np.asarray(raised / raised.sum(-1, keepdims=True))
+
+
+def sigmoid(values: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-values)))
+
+
+def kd(scores: Array, teacher: Array, T: float = 2.0) -> float:
+    target, said = softmax(teacher / T), softmax(scores / T)
+    return float(-(target * np.log(said)).sum(1).mean())
+
+
+def cross_entropy(scores: Array, y: Tensor) -> float:
+    return float(-np.log(softmax(scores)[np.arange(len(y)), y.numpy()]).mean())
+
+
+def array(tensor: Tensor) -> Array:
+    return tensor.detach().double().numpy()
+
+
+def pictures(labels: list[int], seed: int = 0) -> Images:
+    """Grey 8×8 images that differ by class."""
+    draws = torch.Generator().manual_seed(seed)
+    y = torch.tensor(labels)
+    pixels = torch.randint(0, 120, (len(labels), 1, 8, 8), generator=draws, dtype=torch.uint8)
+    for i, label in enumerate(labels):
+        pixels[i, 0, label % 8] = 250
+    return Images.of(pixels, y)
+
+
+def fit_for(method: Method, index: int, images: Images, memory: Memory, epochs: int = 1) -> Fit:
+    sizes = [OLD, NEW]
+    step = Step(index, sum(sizes[: index - 1]), sizes[index - 1], images)
+    kept = memory.images()
+    everything = images if kept is None or method.rehearses == "nothing" else join([images, kept])
+    schedule = Schedule(epochs=epochs, batch_size=16, lr=0.05, shape="constant")
+    return Fit(method, step, everything, memory, schedule, AUGMENT, Runtime(), (0, "step", index))
+
+
+class Learned:
+    """A method through its first step, and begun with its second, on tiny pictures."""
+
+    def __init__(self, name: str, per_class: int = 12, memory: int = 30, **fields: Any) -> None:
+        torch.manual_seed(0)
+        self.method = make(name, fields)
+        self.method.build(Architecture("tiny", (1, 8, 8)))
+        self.memory = Memory(memory)
+        self.first = fit_for(self.method, 1, pictures([c for c in range(OLD) for _ in range(per_class)]), self.memory)
+        learn_step(self.first, lambda: None)
+        images = pictures([OLD + c for c in range(NEW) for _ in range(per_class)], seed=1)
+        self.second = fit_for(self.method, 2, images, self.memory)
+        self.before = self.method.snapshot()
+        torch.manual_seed(2)
+        self.method.begin(self.second.step, self.second)
+
+    def batch(self, labels: list[int]) -> tuple[Tensor, Tensor]:
+        images = pictures(labels, seed=5)
+        return AUGMENT.plain(images, torch.arange(len(images))), images.labels
+
+    def scores(self, x: Tensor) -> tuple[Array, Array]:
+        """The student's and the old model's logits."""
+        with torch.no_grad():
+            return array(self.method.eval().scores(x)), array(self.before.scores(x))
+
+
+MIXED = [0, 1, 2, 3, 4, 4, 0, 2]
+
+
+@pytest.mark.parametrize("name", ["icarl", "lwf-mc"])
+@pytest.mark.parametrize("units", [None, 100])
+def test_sigmoid_targets_of_icarl_and_lwf_mc(name: str, units: int | None) -> None:
+    """Old units are taught by the old model's sigmoids for every image, rehearsal included; new units are one-hot."""
+    learned = Learned(name, units=units)
+    x, y = learned.batch(MIXED)
+    scores, old = learned.scores(x)
+    target = np.zeros((8, 5))
+    target[np.arange(8), y.numpy()] = 1
+    target[:, :OLD] = sigmoid(old)
+    losses = -(target * np.log(sigmoid(scores)) + (1 - target) * np.log(1 - sigmoid(scores)))
+    expected = losses.sum() / (8 * (units or 5))
+    assert learned.method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+    assert learned.method.rehearses == ("memory" if name == "icarl" else "nothing")
+
+
+def test_icarl_classifies_by_means_of_exemplars_and_their_mirror_images() -> None:
+    learned = Learned("icarl")
+    method, fit = learned.method, learned.second
+    method.end(fit.step, fit)
+    method.eval()
+    exemplars = learned.memory.images()
+    assert exemplars is not None
+    x = AUGMENT.plain(exemplars, torch.arange(len(exemplars)))
+    with torch.no_grad():
+        straight, mirrored = array(method.features(x)), array(method.features(x.flip(3)))
+    means = []
+    for label in range(OLD + NEW):
+        mine = exemplars.labels.numpy() == label
+        both = [f[mine] / np.linalg.norm(f[mine], axis=1, keepdims=True) for f in (straight, mirrored)]
+        mean = (both[0].mean(0) + both[1].mean(0)) / 2
+        means.append(mean / np.linalg.norm(mean))
+    probe, _ = learned.batch(MIXED)
+    with torch.no_grad():
+        features = array(method.features(probe))
+        predicted = method.predict(probe)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    distances = np.linalg.norm(unit[:, None] - np.array(means)[None], axis=2)
+    np.testing.assert_allclose(-array(predicted), distances, atol=1e-4)
+
+
+def test_nearest_mean_of_normalised_features() -> None:
+    features = torch.tensor([[2.0, 0.0], [0.0, 4.0], [0.0, 1.0]])
+    means = class_means(features, torch.tensor([0, 1, 1]), range(2))
+    torch.testing.assert_close(means, torch.eye(2))
+    assert nearest_mean(torch.tensor([[9.0, 1.0], [1.0, 3.0]]), means).argmax(1).tolist() == [0, 1]
+
+
+def test_lwf_decides_between_new_classes_and_distils_old_ones() -> None:
+    learned = Learned("lwf", balance=0.7)
+    x, y = learned.batch([3, 4, 4, 3])
+    scores, old = learned.scores(x)
+    expected = cross_entropy(scores[:, OLD:], y - OLD) + 0.7 * kd(scores[:, :OLD], old)
+    assert learned.method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_eeil_distils_each_old_head_apart_also_at_the_second_step() -> None:
+    learned = Learned("eeil")
+    x, y = learned.batch(MIXED)
+    scores, old = learned.scores(x)
+    expected = cross_entropy(scores, y) + kd(scores[:, :OLD], old)
+    assert learned.method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+    # a third step: the first three classes and the next two have a softmax each
+    method, fit = learned.method, learned.second
+    teacher = method.snapshot()
+    third = Step(3, 5, 2, pictures([5, 6]))
+    method.begin(third, fit)
+    method.eval()
+    x, y = learned.batch([0, 4, 5, 6])
+    with torch.no_grad():
+        now, then = array(method.scores(x)), array(teacher.scores(x))
+    expected = cross_entropy(now, y) + kd(now[:, :3], then[:, :3]) + kd(now[:, 3:5], then[:, 3:5])
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_eeil_noise_has_the_papers_deviation_over_the_batch_size() -> None:
+    method = make("eeil")
+    assert isinstance(method, EEIL)
+    method.weight = nn.Parameter(torch.zeros(200_000))
+    method.batch = 50
+    for update in (0, 9):
+        method.updates.fill_(update)
+        method.weight.grad = torch.zeros(200_000)
+        torch.manual_seed(update)
+        method.after_backward()
+        expected = np.sqrt(0.3 / (1 + update) ** 0.55) / 50
+        assert method.weight.grad.std().item() == pytest.approx(expected, rel=0.01)
+        assert int(method.updates) == update + 1
+
+
+def test_eeil_tunes_on_as_many_new_as_old_exemplars() -> None:
+    learned = Learned("eeil", tune_epochs=2)
+    fit = learned.second
+    trained: list[Tensor] = []
+    original = Fit.__call__
+
+    def spy(self: Fit, images: Images, *rest: Any, **named: Any) -> None:
+        trained.append(torch.bincount(images.labels))
+        original(self, images, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fit, "__call__", spy)
+        learned.method.end(fit.step, fit)
+    assert [counts.tolist() for counts in trained] == [[6] * 5]
+
+
+def test_bic_fits_its_pair_on_images_never_trained_on_and_moves_only_new_scores() -> None:
+    torch.manual_seed(0)
+    method = make("bic", {"fit_epochs": 60, "fit_lr": 0.05})
+    assert isinstance(method, BiC)
+    method.build(Architecture("tiny", (1, 8, 8)))
+    memory = Memory(60)
+    trained: set[bytes] = set()
+    fitted: set[bytes] = set()
+    original = Fit.__call__
+
+    def spy(self: Fit, images: Images, *rest: Any, **named: Any) -> None:
+        is_bias = self.stages > 0
+        pixels = images.read(torch.arange(len(images)))
+        (fitted if is_bias else trained).update(image.numpy().tobytes() for image in pixels)
+        original(self, images, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fit, "__call__", spy)
+        for index, labels in ((1, range(OLD)), (2, range(OLD, OLD + NEW))):
+            images = pictures([c for c in labels for _ in range(25)], seed=index)
+            learn_step(fit_for(method, index, images, memory, epochs=3), lambda: None)
+    assert fitted
+    assert not fitted & trained
+    assert all(len(kept) == 12 for kept in memory.kept.values())
+    alpha, beta = method.pair.tolist()
+    assert (alpha, beta) != (1.0, 0.0)
+    scores = torch.randn(4, 5)
+    corrected = array(method.corrected(scores))
+    np.testing.assert_allclose(corrected[:, :OLD], array(scores)[:, :OLD])
+    np.testing.assert_allclose(corrected[:, OLD:], alpha * array(scores)[:, OLD:] + beta, rtol=1e-5)
+
+
+def test_bic_teaches_with_its_own_pair_and_learns_without_one() -> None:
+    learned = Learned("bic", memory=60)
+    method, fit = learned.method, learned.second
+    fit(fit.images or fit.step.images)
+    method.end(fit.step, fit)
+    assert isinstance(method, BiC)
+    method.pair.data = torch.tensor([0.5, -1.0])
+    teacher = method.snapshot()
+    method.begin(Step(3, 5, 2, pictures([5] * 12 + [6] * 12)), fit)
+    method.eval()
+    assert method.pair.tolist() == [1.0, 0.0]
+    x, y = learned.batch([0, 4, 5, 6])
+    with torch.no_grad():
+        now, then = array(method.scores(x)), array(teacher.scores(x))
+    then[:, 3:] = 0.5 * then[:, 3:] - 1.0  # the classes that were newest when the teacher was made
+    expected = 5 / 7 * kd(now[:, :5], then) + 2 / 7 * cross_entropy(now, y)
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_il2m_rectifies_old_scores_only_where_a_new_class_wins() -> None:
+    method = make("il2m")
+    assert isinstance(method, IL2M)
+    method.sizes = torch.tensor([2, 1, 2])
+    method.first = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.6])
+    method.now = torch.tensor([0.3, 0.4, 0.0, 0.6, 0.6])
+    method.confidence = torch.tensor([0.9, 0.8, 0.6])
+    scores = np.array([[0.3, 0.1, 0.1, 0.4, 0.1], [0.5, 0.1, 0.1, 0.2, 0.1]])
+    rectified = array(method.rectified(torch.tensor(scores, dtype=torch.float32)))
+    expected = scores.copy()
+    expected[0, 0] *= 0.9 / 0.3 * 0.6 / 0.9
+    expected[0, 1] *= 0.8 / 0.4 * 0.6 / 0.9
+    expected[0, 2] *= 0.7 / 1e-6 * 0.6 / 0.8  # a mean of zero is guarded
+    np.testing.assert_allclose(rectified, expected, rtol=1e-5)
+
+
+def test_il2m_keeps_the_means_it_needs() -> None:
+    learned = Learned("il2m")
+    method, fit = learned.method, learned.second
+    assert isinstance(method, IL2M)
+    first = array(method.first)
+    fit(fit.images or fit.step.images)
+    method.end(fit.step, fit)
+    np.testing.assert_array_equal(array(method.first)[:OLD], first)
+
+    def means(images: Images, label: int) -> float:
+        mine = images.select(images.labels == label)
+        with torch.no_grad():
+            return float(softmax(array(method.scores(AUGMENT.plain(mine, torch.arange(len(mine))))))[:, label].mean())
+
+    exemplars = learned.memory.images()
+    assert exemplars is not None
+    for label in range(OLD):
+        assert method.now[label].item() == pytest.approx(means(exemplars, label), rel=1e-4)
+    for label in range(OLD, OLD + NEW):
+        assert method.first[label].item() == pytest.approx(means(fit.step.images, label), rel=1e-4)
+    assert len(method.confidence) == 2
+
+
+# ---- EWC, SI, MAS on models that are known in closed form
+
+
+class Line(Method):
+    """Scores W x, nothing else."""
+
+    def __init__(self, weight: Tensor) -> None:
+        Method.__post_init__(self)
+        self.weight = nn.Parameter(weight)
+
+    def scores(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+def test_fisher_information_of_softmax_regression() -> None:
+    """F_cj = E_x[p_c (1 - p_c) x_j²], known in closed form."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(3, 2), torch.randn(40, 2)
+    many = x.repeat(400, 1)
+    found = mean_over_images(Line(weight), iter(many.split(4000)), drawn_log_likelihood, torch.square)["weight"]
+    p = softmax(array(x @ weight.T))
+    expected = ((p * (1 - p))[:, :, None] * array(x)[:, None, :] ** 2).mean(0)
+    np.testing.assert_allclose(array(found), expected, rtol=0.08, atol=0.004)
+
+
+def test_mas_importance_of_a_linear_model() -> None:
+    """|∂‖Wx‖²/∂W_cj| = |2 (Wx)_c x_j|, averaged over images."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(3, 2), torch.randn(40, 2)
+    found = mean_over_images(Line(weight), iter(x.split(16)), squared_length, Tensor.abs)["weight"]
+    expected = np.abs(2 * array(x @ weight.T)[:, :, None] * array(x)[:, None, :]).mean(0)
+    np.testing.assert_allclose(array(found), expected, rtol=1e-5)
+
+
+def test_si_path_integral_sums_to_the_drop_of_the_loss() -> None:
+    """On ½ Σ a θ², followed in small steps, the paths of all weights add up to what the loss lost."""
+    method = make("si")
+    assert isinstance(method, SI)
+    method.weight = nn.Parameter(torch.tensor([2.0, -1.0, 0.5]))
+    curvature = torch.tensor([1.0, 3.0, 0.2])
+    method.old = 0
+    method.register_buffer("path_weight", torch.zeros(3))
+    optimizer = torch.optim.SGD([method.weight], 0.001)
+
+    def loss() -> Tensor:
+        return 0.5 * (curvature * method.weight.square()).sum()
+
+    start = loss().item()
+    for _ in range(2000):
+        optimizer.zero_grad()
+        loss().backward()
+        method.after_backward()
+        optimizer.step()
+        method.after_update()
+    path = method.get_buffer("path_weight")
+    assert path.sum().item() == pytest.approx(start - loss().item(), rel=0.01)
+    own = 0.5 * array(curvature) * (np.array([2.0, -1.0, 0.5]) ** 2 - array(method.weight) ** 2)
+    np.testing.assert_allclose(array(path), own, rtol=0.01)
+
+
+@pytest.mark.parametrize("name", ["ewc", "si", "mas"])
+def test_consolidation_is_a_quadratic_penalty_on_old_weights(name: str) -> None:
+    learned = Learned(name, strength=3.0)
+    method = learned.method
+    assert isinstance(method, EWC | SI | MAS)
+    x, y = learned.batch([3, 4, 3, 4])
+    with torch.no_grad():
+        for weight in method.parameters():
+            weight.add_(0.01 * torch.randn_like(weight))
+    expected = cross_entropy(learned.scores(x)[0], y)
+    for key, weight in method.named_parameters():
+        key = key.replace(".", "_")
+        anchor = array(method.get_buffer(f"anchor_{key}"))
+        moved = array(weight)[: len(anchor)] - anchor
+        expected += 3.0 * float((array(method.get_buffer(f"importance_{key}")) * moved**2).sum())
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+    assert len(method.get_buffer("anchor_head_weight")) == OLD
+
+
+# ---- the newer ones
+
+
+def test_lucirs_three_terms_and_lambda() -> None:
+    learned = Learned("lucir", forget_less=5.0, margin=0.5, rivals=2)
+    method = learned.method
+    x, y = learned.batch(MIXED)
+    with torch.no_grad():
+        features, old = array(method.eval().features(x)), array(learned.before.features(x))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    rows = array(method.head.weight)
+    cosines = unit @ (rows / np.linalg.norm(rows, axis=1, keepdims=True)).T
+    scale = float(array(torch.as_tensor(method.head.scale)))
+    apart = 1 - (unit * old / np.linalg.norm(old, axis=1, keepdims=True)).sum(1).mean()
+    terms = []
+    for i, label in enumerate(y.tolist()):
+        if label < OLD:
+            rivals = np.sort(cosines[i, OLD:])[::-1][:2]
+            terms += [max(0.0, 0.5 - cosines[i, label] + rival) for rival in rivals]
+    expected = cross_entropy(scale * cosines, y) + 5 * np.sqrt(OLD / NEW) * apart + np.mean(terms)
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_lucir_imprints_new_classes_and_freezes_old_ones() -> None:
+    learned = Learned("lucir")
+    method, fit = learned.method, learned.second
+    rows = array(method.head.weight)
+    features = array(fit.features(fit.step.images))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    for label in range(OLD, OLD + NEW):
+        mean = unit[fit.step.images.labels.numpy() == label].mean(0)
+        cosine = mean @ rows[label] / np.linalg.norm(mean) / np.linalg.norm(rows[label])
+        assert cosine == pytest.approx(1, abs=1e-4)
+        assert np.linalg.norm(rows[label]) == pytest.approx(np.linalg.norm(rows[:OLD], axis=1).mean(), rel=1e-4)
+    fit(fit.images or fit.step.images)
+    np.testing.assert_array_equal(array(method.head.weight)[:OLD], rows[:OLD])
+    assert not np.array_equal(array(method.head.weight)[OLD:], rows[OLD:])
+
+
+def test_podnet_pooled_distance() -> None:
+    torch.manual_seed(0)
+    now, then = [torch.rand(3, 2, 4, 5), torch.rand(3, 4, 2, 2)], [torch.rand(3, 2, 4, 5), torch.rand(3, 4, 2, 2)]
+    stages = []
+    for a, b in zip(now, then, strict=True):
+        vectors = []
+        for m in (array(a), array(b)):
+            over_width, over_height = (m**2).sum(3).reshape(3, -1), (m**2).sum(2).reshape(3, -1)
+            joined = np.concatenate([over_width, over_height], 1)
+            vectors.append(joined / np.linalg.norm(joined, axis=1, keepdims=True))
+        stages.append(np.linalg.norm(vectors[0] - vectors[1], axis=1).mean())
+    assert pooled_distance(now, then).item() == pytest.approx(np.mean(stages), rel=1e-5)
+
+
+def test_podnet_loss_and_local_similarity() -> None:
+    learned = Learned("podnet", proxies=4)
+    method = learned.method
+    assert isinstance(method, PODNet)
+    x, y = learned.batch(MIXED)
+    with torch.no_grad():
+        maps, old = method.eval().backbone.maps(x), learned.before.backbone.maps(x)
+        features, before = array(maps[-1].mean((2, 3))), array(old[-1].mean((2, 3)))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    rows = array(method.head.weight)
+    cosines = (unit @ (rows / np.linalg.norm(rows, axis=1, keepdims=True)).T).reshape(8, 5, 4)
+    similarity = (softmax(cosines) * cosines).sum(2)
+    scale = float(array(torch.as_tensor(method.head.scale)))
+    losses = []
+    for i, label in enumerate(y.tolist()):
+        others = sum(np.exp(scale * similarity[i, c]) for c in range(5) if c != label)
+        losses.append(max(0.0, -np.log(np.exp(scale * (similarity[i, label] - 0.6)) / others)))
+    flat = 1 - ((features * before).sum(1) / np.linalg.norm(features, axis=1) / np.linalg.norm(before, axis=1)).mean()
+    spatial = float(pooled_distance(maps, old))
+    expected = np.mean(losses) + np.sqrt(5 / 2) * (3.0 * spatial + 1.0 * flat)
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_der_adds_a_backbone_and_old_ones_stand_still() -> None:
+    learned = Learned("der")
+    method, fit = learned.method, learned.second
+    assert isinstance(method, DER)
+    assert len(method.backbones) == 2
+    frozen = copy.deepcopy(method.backbones[0].state_dict())
+    fit(fit.images or fit.step.images)
+    for name, value in method.backbones[0].state_dict().items():  # also the batch norms' running means
+        assert torch.equal(value, frozen[name]), name
+    x, y = learned.batch(MIXED)
+    method.eval()
+    with torch.no_grad():
+        features = [array(nn.Module.__call__(backbone, x)) for backbone in method.backbones]
+    joined = np.concatenate(features, 1) @ array(method.head.weight).T
+    aid = features[1] @ array(method.aid.weight).T
+    target = torch.tensor([0 if label < OLD else label - OLD + 1 for label in MIXED])
+    expected = cross_entropy(joined, y) + cross_entropy(aid, target)
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_rps_freezes_the_modules_of_earlier_paths() -> None:
+    learned = Learned("rps", every=1, candidates=1, parallel=3)
+    method, fit = learned.method, learned.second
+    assert isinstance(method, RPS)
+    fixed = method.paths.fixed.clone()
+    assert fixed.sum(1).tolist() == [1, 1, 1]
+    before = copy.deepcopy(method.paths.state_dict())
+    fit(fit.images or fit.step.images)
+    moved = {name for name, value in method.paths.state_dict().items() if not torch.equal(value, before[name])}
+    path = method.paths.path.tolist()
+    for depth in range(3):
+        for module in range(3):
+            touched = any(name.startswith(f"layers.{depth}.{module}.") for name in moved)
+            assert touched == (module == path[depth] and not bool(fixed[depth, module]))
+
+
+def test_rps_output_is_the_sum_over_fixed_and_current_modules() -> None:
+    method = make("rps", {"parallel": 3})
+    assert isinstance(method, RPS)
+    method.build(Architecture("tiny", (1, 8, 8)))
+    net = method.paths.eval()
+    net.path.copy_(torch.tensor([2, 1, 1]))
+    net.fixed[0, 0] = net.fixed[1, 1] = True
+    x = torch.rand(2, 1, 8, 8)
+    with torch.no_grad():
+        found = net.maps(x)[-1]
+        for depth, active in enumerate([[0, 2], [1], [1]]):
+            layer: Any = net.layers[depth]
+            x = sum((layer[m](x) for m in active), torch.zeros(1)).clamp(min=0)
+            x = torch.nn.functional.max_pool2d(x, 2) if depth < 2 else x
+    torch.testing.assert_close(found, x)
+
+
+def test_rps_chooses_its_path_on_images_it_holds_out() -> None:
+    learned = Learned("rps", every=1, candidates=3, parallel=4)
+    trained: list[set[int]] = []
+    judged: list[set[int]] = []
+    original, hits = Fit.__call__, RPS.hits
+
+    def spy(self: Fit, images: Images, *rest: Any, **named: Any) -> None:
+        trained.append(set(zip(images.labels.tolist(), images.rows.tolist(), strict=True)))  # type: ignore[arg-type]
+        original(self, images, *rest, **named)
+
+    def spy_hits(self: RPS, images: Images, fit: Fit) -> int:
+        judged.append(set(zip(images.labels.tolist(), images.rows.tolist(), strict=True)))  # type: ignore[arg-type]
+        return hits(self, images, fit)
+
+    method, fit = learned.method, learned.second
+    assert isinstance(method, RPS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fit, "__call__", spy)
+        patch.setattr(RPS, "hits", spy_hits)
+        method.choose_path(fit)
+    assert len(judged) == 3
+    assert all(not (held & seen) for held, seen in zip(judged, trained, strict=True))
+
+
+def test_m2kd_every_snapshot_teaches_its_own_classes_at_two_levels() -> None:
+    learned = Learned("m2kd", balance=0.8, auxiliary=0.5)
+    method, fit = learned.method, learned.second
+    assert isinstance(method, M2KD)
+    third = Step(3, 5, 2, pictures([5, 6]))
+    method.begin(third, fit)
+    method.eval()
+    assert len(method.snapshots) == 2
+    x, y = learned.batch([0, 4, 5, 6])
+    with torch.no_grad():
+        maps = method.backbone.maps(x)
+        levels = [array(method.head(maps[-1].mean((2, 3)))), array(method.aid(maps[-2].mean((2, 3))))]
+        taught = [[array(level) for level in snapshot(x)] for snapshot in method.snapshots]
+    expected = 0.0
+    for level, weight in ((0, 1.0), (1, 0.5)):
+        term = cross_entropy(levels[level], y)
+        for snapshot, (a, b) in enumerate([(0, 3), (3, 5)]):
+            term += 0.8 * kd(levels[level][:, a:b], taught[snapshot][level][:, a:b])
+        expected += weight * term
+    assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_generated_images_are_labelled_by_the_old_model() -> None:
+    learned = Learned("gan-replay", gan_epochs=1)
+    method, fit = learned.method, learned.second
+    assert isinstance(method, GANReplay)
+    assert fit.images is not None
+    made = fit.images.select(torch.arange(len(fit.step.images), len(fit.images)))
+    assert len(made) == OLD * 12
+    with torch.no_grad():
+        said = learned.before.predict(AUGMENT.plain(made, torch.arange(len(made)))).argmax(1)
+    assert torch.equal(made.labels, said)
+    assert len(made.read(torch.arange(len(made))).unique()) > 8  # pictures, not blanks
+
+
+def test_gan_players_do_not_feel_each_others_loss() -> None:
+    method = make("gan-replay")
+    assert isinstance(method, GANReplay)
+    method.build(Architecture("tiny", (1, 8, 8)))
+    method.codes.grow(2)
+    real, y = torch.rand(6, 1, 8, 8) * 2 - 1, torch.tensor([0, 1, 0, 1, 0, 1])
+
+    def critic_gradient(part: Callable[[], Tensor]) -> list[Tensor]:
+        torch.manual_seed(3)
+        return list(torch.autograd.grad(part(), list(method.critic.parameters())))
+
+    def critic_only() -> Tensor:
+        noise = torch.randn(6, method.noise)
+        code = method.codes.weight[y]
+        made = method.generator(noise, code).detach()
+        losses = (1 - method.critic(real, code)).relu(), (1 + method.critic(made, code)).relu()
+        return torch.stack([loss.mean() for loss in losses]).sum()
+
+    method.eval()
+    for both, alone in zip(
+        critic_gradient(lambda: method.gan_loss(real, y)), critic_gradient(critic_only), strict=True
+    ):
+        torch.testing.assert_close(both, alone)
+
+
+def test_simple_nem_trains_once_and_then_only_averages() -> None:
+    learned = Learned("simple-nem")
+    method, fit = learned.method, learned.second
+    assert fit.images is None
+    before = copy.deepcopy(method.backbone.state_dict())
+    method.end(fit.step, fit)
+    assert all(torch.equal(value, before[name]) for name, value in method.backbone.state_dict().items())
+    x, _ = learned.batch(MIXED)
+    assert method.predict(x).shape == (8, 5)
+
+
+def test_replay_is_ce() -> None:
+    assert registry()["replay"] == registry()["ce"]
+
+
+# ---- the contract
+
+
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_contract(name: str) -> None:
+    check_method(name)
+
+
+@dataclass(eq=False)
+class Broken(Method):
+    """A method that breaks a promise."""
+
+    variants: ClassVar = {"broken": {}}
+
+    how: str = ""
+    """Which promise."""
+
+    @property
+    def uses_teacher(self) -> bool:
+        return self.how == "teacher"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.count = 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.how == "teacher" and self.teacher is not None:
+            self.teacher.head.weight.data += 1
+        if self.how == "seed":
+            x = x + torch.tensor(np.random.rand(), dtype=x.dtype)
+        if self.how == "state":
+            self.count += 1
+            return super().loss(x, y) * (1 + self.count / 100)
+        return super().loss(x, y)
+
+    def predict(self, x: Tensor) -> Tensor:
+        if self.how == "impure":
+            self.head.weight.data *= 1.01
+        if self.how == "batch":
+            return self.scores(x) - self.scores(x).mean(0)
+        return self.scores(x)[:, 1:] if self.how == "classes" else self.scores(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("teacher", "the teacher changed"),
+        ("seed", "the same seed gave other weights"),
+        ("state", "goes on to learn something else"),
+        ("impure", "predict"),
+        ("batch", "depends on its batch"),
+        ("classes", "predict gives"),
+    ],
+)
+def test_contract_notices_a_broken_promise(how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry(), "broken", (Broken, {}))
+    with pytest.raises(AssertionError, match=message):
+        check_method("broken", {"how": how})
