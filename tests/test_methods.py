@@ -354,7 +354,7 @@ def test_si_path_integral_sums_to_the_drop_of_the_loss() -> None:
     optimizer = torch.optim.SGD([method.weight], 0.001)
 
     def loss() -> Tensor:
-        return 0.5 * (curvature * method.weight.square()).sum()
+        return 0.5 * (curvature * torch.as_tensor(method.weight).square()).sum()
 
     start = loss().item()
     for _ in range(2000):
@@ -476,7 +476,7 @@ def test_der_adds_a_backbone_and_old_ones_stand_still() -> None:
     x, y = learned.batch(MIXED)
     method.eval()
     with torch.no_grad():
-        features = [array(nn.Module.__call__(backbone, x)) for backbone in method.backbones]
+        features = [array(backbone(x)) for backbone in method.backbones]
     joined = np.concatenate(features, 1) @ array(method.head.weight).T
     aid = features[1] @ array(method.aid.weight).T
     target = torch.tensor([0 if label < OLD else label - OLD + 1 for label in MIXED])
