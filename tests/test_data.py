@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import equipoise as eq
-from equipoise.data.augment import Augment, shift_and_mirror
+from equipoise.data.augment import Augment, relight, shift_and_mirror
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import FileStore, Images, TensorStore, decode, join
 from equipoise.data.memory import Memory
@@ -232,6 +232,16 @@ def test_augment_normalises_and_flips_half() -> None:
     assert 140 < (batch[:, 0, 0, 0] > 0).sum() < 260
     assert batch.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(augment.plain(images, torch.arange(3)), (pixels[:3] / 255 - 0.5) / 0.25)
+
+
+def test_relighting_stays_within_its_bounds_with_a_draw_for_each() -> None:
+    pixels = torch.randint(100, 156, (200, 1, 4, 4), dtype=torch.uint8)
+    lit = relight(pixels, 0.1, 0.5, torch.Generator().manual_seed(0)).double()
+    before = pixels.double()
+    shift = (lit.mean((1, 2, 3)) - before.mean((1, 2, 3))) / 255
+    stretch = lit.std((1, 2, 3)) / before.std((1, 2, 3))
+    assert -0.11 < shift.min() < -0.08 < 0.08 < shift.max() < 0.11
+    assert 0.45 < stretch.min() < 0.6 < 1.4 < stretch.max() < 1.55
 
 
 def test_files_are_decoded_lazily_alike_in_every_mode(tmp_path: Path) -> None:

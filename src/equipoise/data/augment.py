@@ -24,12 +24,18 @@ class Augment:
     """Pad by so many black pixels, then crop back to the size at a random place."""
     flip: bool = False
     """Mirror half of the images."""
+    brightness: float = 0.0
+    """Add up to so much to an image's values, or take it away (EEIL: 63/255)."""
+    contrast: float = 0.0
+    """Multiply an image's differences from its mean by 1 ± up to so much (EEIL: 0.8)."""
     resized_crop: bool = False
     """Random resized crop (8–100 % of the area) when a file is decoded, as usual for ImageNet."""
 
     def __post_init__(self) -> None:
         if self.pad < 0:
             raise UsageError(f"augment.pad is {self.pad}, but it cannot be negative")
+        if not (0 <= self.brightness <= 1 and 0 <= self.contrast <= 1):
+            raise UsageError("augment.brightness and augment.contrast are shares, from 0 to 1")
         if not all(value > 0 for value in self.std):
             raise UsageError(f"augment.std is {list(self.std)}, but deviations must be above 0")
 
@@ -43,6 +49,8 @@ class Augment:
         pixels = images.read(where, crops)
         if self.pad or self.flip:
             pixels = shift_and_mirror(pixels, self.pad, self.flip, generator)
+        if self.brightness or self.contrast:
+            pixels = relight(pixels, self.brightness, self.contrast, generator)
         return self.normalise(pixels)
 
     def plain_batch(self, images: Images, where: Tensor, generator: torch.Generator) -> Tensor:
@@ -73,3 +81,13 @@ def shift_and_mirror(pixels: Tensor, pad: int, flip: bool, generator: torch.Gene
     places = (rows + down)[:, :, None] * (width + 2 * pad) + (columns + right)[:, None, :]
     flat = places.view(count, 1, -1).expand(-1, channels, -1)
     return padded.flatten(2).gather(2, flat).view(pixels.shape)
+
+
+def relight(pixels: Tensor, brightness: float, contrast: float, generator: torch.Generator) -> Tensor:
+    """Another light and another contrast for each image."""
+    shift, factor = torch.rand((2, len(pixels), 1, 1, 1), generator=generator) * 2 - 1
+    values = pixels.float()
+    mean = values.mean((1, 2, 3), keepdim=True)
+    lit = (values - mean) * (1 + contrast * factor) + mean + 255 * brightness * shift
+    relit: Tensor = lit.clamp(0, 255).to(torch.uint8)
+    return relit
