@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -22,18 +23,21 @@ if TYPE_CHECKING:
 
 
 class Residual(nn.Module):
-    """One module of a layer: two convolutions beside a shortcut."""
+    """One module of a layer: two convolutions beside a shortcut, at half the resolution if it pools."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, pools: bool) -> None:
         super().__init__()
+        self.pools = pools
         self.conv1, self.bn1 = conv3x3(inputs, outputs), nn.BatchNorm2d(outputs)
         self.conv2, self.bn2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
         self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        inner = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        if self.pools:
+            inner, x = F.max_pool2d(inner, 2), F.max_pool2d(x, 2)
         shortcut: Tensor = self.skip(x)
-        return inner + shortcut
+        return shortcut + self.bn2(self.conv2(inner))
 
 
 class PathNet(Backbone):
@@ -42,8 +46,8 @@ class PathNet(Backbone):
     def __init__(self, channels: int, widths: tuple[int, ...], parallel: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.ModuleList(Residual(i, o) for _ in range(parallel))
-            for i, o in zip((channels, *widths), widths, strict=False)
+            nn.ModuleList(Residual(inputs, outputs, outputs != widths[-1]) for _ in range(parallel))
+            for inputs, outputs in pairwise((channels, *widths))
         )
         self.width, self.map_widths = widths[-1], list(widths)
         self.fixed: Tensor
@@ -56,9 +60,11 @@ class PathNet(Backbone):
         for depth, layer in enumerate(self.layers):
             assert isinstance(layer, nn.ModuleList)
             active = {*self.fixed[depth].nonzero().flatten().tolist(), int(self.path[depth])}
-            x = F.relu(torch.stack([layer[m](x) for m in sorted(active)]).sum(0))
-            if depth < len(self.layers) - 1:
-                x = F.max_pool2d(x, 2)
+            first, *others = sorted(active)
+            total = layer[first](x)
+            for m in others:
+                total = total + layer[m](x)
+            x = F.relu(total)
             stages.append(x)
         return stages
 
