@@ -628,13 +628,10 @@ class Broken(Method):
     """A method that breaks a promise."""
 
     variants: ClassVar = {"broken": {}}
-
     how: str = ""
     """Which promise."""
 
-    @property
-    def uses_teacher(self) -> bool:
-        return self.how == "teacher"
+    uses_teacher: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,13 +11,10 @@ class Shrink(Method):
     """Cross-entropy with rehearsal, then the new classes' weights times a fixed factor."""
 
     variants: ClassVar = {"shrink": {}}
+    corrects: ClassVar[bool] = True
 
     factor: float = 0.8
     """What the rows of new classes are multiplied by."""
-
-    @property
-    def corrects(self) -> bool:
-        return True
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         if step.old:

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,8 +26,56 @@ app = App(
     suppress_keyboard_interrupt=False,  # cyclopts would exit without a word
 )
 
-Sets = Annotated[list[str] | None, Parameter(name="--set", negative=())]
 Flag = Annotated[bool, Parameter(negative=())]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``run`` and ``compare`` share."""
+
+    steps: Annotated[str | None, Parameter(help="A number of equal steps, or their sizes: 5, or 50,10x5.")] = None
+    recipe: Annotated[
+        str | None, Parameter(help="Published settings by name, or your own TOML file: see `equipoise recipes`.")
+    ] = None
+    data_root: Annotated[Path | None, Parameter(help="Where the data lies, or is downloaded to.")] = None
+    memory: Annotated[int | None, Parameter(help="Images of old classes that may be kept.")] = None
+    epochs: Annotated[int | None, Parameter(help="Epochs a step.")] = None
+    order: Annotated[str | None, Parameter(help="The order of classes: 1993, icarl, natural, any seed, or a list.")] = (
+        None
+    )
+    set_: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--set",
+            negative=(),
+            help="Any other setting, as train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated.",
+        ),
+    ] = None
+    device: Annotated[str | None, Parameter(help="cpu, cuda, mps, …")] = None
+    threads: Annotated[int | None, Parameter(help="CPU threads.")] = None
+
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        """Settings by section, from --set and from the options that have a name of their own."""
+        from equipoise.settings import literal
+        from equipoise.study.recipe import parse_overrides
+
+        overrides = parse_overrides(self.set_ or [])
+        named = [
+            ("stream", "steps", int(self.steps) if self.steps and self.steps.isdecimal() else self.steps),
+            ("memory", "size", self.memory),
+            ("train", "epochs", self.epochs),
+            ("stream", "order", literal(self.order) if self.order and "," in self.order else self.order),
+            ("runtime", "device", self.device),
+            ("runtime", "threads", self.threads),
+        ]
+        for section, name, value in named:
+            if value is not None:
+                overrides.setdefault(section, {})[name] = value
+        return overrides
+
+
+NO_OPTIONS = Options()
+Shared = Annotated[Options, Parameter(name="*")]
 
 
 @app.command
@@ -34,17 +83,9 @@ def run(
     dataset: str = "glyphs",
     *,
     method: str = "wa",
-    steps: str | None = None,
-    recipe: str | None = None,
     seed: int = 0,
     out: Path | None = None,
-    data_root: Path | None = None,
-    memory: int | None = None,
-    epochs: int | None = None,
-    order: str | None = None,
-    set_: Sets = None,
-    device: str | None = None,
-    threads: int | None = None,
+    options: Shared = NO_OPTIONS,
     json: Flag = False,
     quiet: Flag = False,
     dry_run: Flag = False,
@@ -56,29 +97,11 @@ def run(
     dataset
         glyphs (nothing to download), digits, cifar100, imagenet100, imagenet1000, folder: see `equipoise datasets`.
     method
-        wa, ce, ce+wa, ce+kd, ce+kd+wnl, ce+kd+unit, joint: see `equipoise methods`.
-    steps
-        A number of equal steps, or their sizes: 5, or 50,10x5.
-    recipe
-        Published settings by name, or your own TOML file: see `equipoise recipes`.
+        wa, ce, ce+kd, icarl, bic, …: see `equipoise methods`.
     seed
         Another seed, another run; the same seed, the same bits.
     out
         The run's directory.
-    data_root
-        Where the data lies, or is downloaded to.
-    memory
-        Images of old classes that may be kept.
-    epochs
-        Epochs a step.
-    order
-        The order of classes: 1993, icarl, natural, or any seed.
-    set_
-        Any other setting, as train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated.
-    device
-        cpu, cuda, mps, …
-    threads
-        CPU threads.
     json
         One JSON object a line instead of a table.
     quiet
@@ -90,14 +113,13 @@ def run(
     from equipoise.study.progress import make_reporter
     from equipoise.study.recipe import resolve
 
-    overrides = _overrides(set_, steps, memory, epochs, order, device, threads)
-    settings = resolve(dataset, method, recipe, seed, overrides)
+    settings = resolve(dataset, method, options.recipe, seed, options.overrides())
     if dry_run:
-        _show_plan(Experiment.prepare(settings, load_data(settings, data_root)), json, estimate)
+        _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json, estimate)
         return
     reporter = make_reporter(json, quiet)
     try:
-        execute(settings, out or default_directory(settings), lambda: load_data(settings, data_root), reporter)
+        execute(settings, out or default_directory(settings), lambda: load_data(settings, options.data_root), reporter)
     finally:
         reporter.close()
 
@@ -135,15 +157,7 @@ def compare(
     methods: str = "ce,ce+wa,ce+kd,wa",
     seeds: str = "0",
     out: Path = Path("runs/compare"),
-    steps: str | None = None,
-    recipe: str | None = None,
-    data_root: Path | None = None,
-    memory: int | None = None,
-    epochs: int | None = None,
-    order: str | None = None,
-    set_: Sets = None,
-    device: str | None = None,
-    threads: int | None = None,
+    options: Shared = NO_OPTIONS,
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
@@ -159,24 +173,6 @@ def compare(
         Whole numbers with commas between them.
     out
         The comparison's directory: one run directory a method and seed, and compare.json.
-    steps
-        A number of equal steps, or their sizes: 5, or 50,10x5.
-    recipe
-        Published settings by name, or your own TOML file.
-    data_root
-        Where the data lies, or is downloaded to.
-    memory
-        Images of old classes that may be kept.
-    epochs
-        Epochs a step.
-    order
-        The order of classes: 1993, icarl, natural, or any seed.
-    set_
-        Any other setting, as train.lr=0.05; may be repeated.
-    device
-        cpu, cuda, mps, …
-    threads
-        CPU threads.
     json
         The whole comparison as one JSON object.
     quiet
@@ -194,16 +190,15 @@ def compare(
     except ValueError as error:
         raise UsageError(f"seeds '{seeds}' cannot be read: give whole numbers, as 0,1,2") from error
     reporter = Reporter() if json or quiet else make_reporter(False, False)
-    overrides = _overrides(set_, steps, memory, epochs, order, device, threads)
     try:
         table = run_all(
             dataset,
             [name.strip() for name in methods.split(",")],
             numbers,
             out,
-            recipe=recipe,
-            data_root=data_root,
-            overrides=overrides,
+            recipe=options.recipe,
+            data_root=options.data_root,
+            overrides=options.overrides(),
             reporter=reporter,
         )
     finally:
@@ -277,34 +272,6 @@ def recipes() -> None:
 
     for name in recipe_names():
         print(f"{name:20} {read_recipe(name).get('about', '')}")
-
-
-def _overrides(
-    assignments: Sequence[str] | None,
-    steps: str | None,
-    memory: int | None,
-    epochs: int | None,
-    order: str | None,
-    device: str | None,
-    threads: int | None,
-) -> dict[str, dict[str, Any]]:
-    """Settings by section, from the options that have a name of their own and from --set."""
-    from equipoise.settings import literal
-    from equipoise.study.recipe import parse_overrides
-
-    overrides = parse_overrides(assignments or [])
-    named = [
-        ("stream", "steps", int(steps) if steps and steps.isdecimal() else steps),
-        ("memory", "size", memory),
-        ("train", "epochs", epochs),
-        ("stream", "order", literal(order) if order and "," in order else order),
-        ("runtime", "device", device),
-        ("runtime", "threads", threads),
-    ]
-    for section, name, value in named:
-        if value is not None:
-            overrides.setdefault(section, {})[name] = value
-    return overrides
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

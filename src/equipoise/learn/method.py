@@ -37,6 +37,10 @@ class Method(nn.Module):
     """What it keeps beside one network and the memory."""
     rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "memory"
     """Which images of old classes are trained on beside the new ones."""
+    uses_teacher: ClassVar[bool] = False
+    """Whether the model of the step before is kept, frozen, while a step is learned."""
+    corrects: ClassVar[bool] = False
+    """Whether ``end`` changes predictions (then they are also evaluated before it)."""
     needs_exemplars: ClassVar[bool] = False
     """Whether it cannot work with an empty memory."""
     final_relu: ClassVar[bool] = True
@@ -56,16 +60,6 @@ class Method(nn.Module):
 
     def make_head(self, features: int) -> Head:
         return Head(features)
-
-    @property
-    def uses_teacher(self) -> bool:
-        """Whether the model of the step before is kept, frozen, while a step is learned."""
-        return False
-
-    @property
-    def corrects(self) -> bool:
-        """Whether ``end`` changes predictions (then they are also evaluated before it)."""
-        return False
 
     @property
     def steps(self) -> list[int]:

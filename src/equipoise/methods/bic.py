@@ -33,6 +33,8 @@ class BiC(Method):
 
     paper: ClassVar[str] = "Wu et al., Large Scale Incremental Learning, CVPR 2019"
     variants: ClassVar = {"bic": {}}
+    uses_teacher: ClassVar[bool] = True
+    corrects: ClassVar[bool] = True
     extra: ClassVar[str] = "two numbers"
 
     temperature: float = 2.0
@@ -45,14 +47,6 @@ class BiC(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.pair = nn.Parameter(torch.tensor([1.0, 0.0]), requires_grad=False)
-
-    @property
-    def uses_teacher(self) -> bool:
-        return True
-
-    @property
-    def corrects(self) -> bool:
-        return True
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)  # the teacher keeps its own pair

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.data.stream import Step
+from equipoise.learn.balance import tune_head
 from equipoise.learn.head import Head
 from equipoise.learn.method import Method
 from equipoise.learn.nets import Architecture
@@ -28,6 +29,7 @@ class DER(Method):
 
     paper: ClassVar[str] = "Yan, Xie and He, DER: Dynamically Expandable Representation, CVPR 2021"
     variants: ClassVar = {"der": {}}
+    corrects: ClassVar[bool] = True
     extra: ClassVar[str] = "a backbone a step"
 
     auxiliary: float = 1.0
@@ -38,10 +40,6 @@ class DER(Method):
     """Its learning rate."""
     tune_temperature: float = 5.0
     """δ, which softens the scores in that training."""
-
-    @property
-    def corrects(self) -> bool:
-        return True
 
     def build(self, architecture: Architecture) -> None:
         self.architecture = architecture
@@ -79,18 +77,13 @@ class DER(Method):
         return loss + self.auxiliary * F.cross_entropy(self.aid(features[:, -self.aid.features :]), target)  # Eq. 5
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        exemplars = fit.remember()
-        if step.old and exemplars is not None:
-
-            def tuning_loss(x: Tensor, y: Tensor) -> Tensor:
-                with torch.no_grad():
-                    features = self.features(x)
-                return F.cross_entropy(self.head(features) / self.tune_temperature, y)  # Sec. 3.4
-
-            self.head.grow(0, redraw=True)
-            schedule = replace(fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="cosine", milestones=())
-            fit(exemplars, tuning_loss, schedule, self.head.parameters(), "head", frozen=True)
+        if step.old:
+            self.head.grow(0, redraw=True)  # Sec. 3.4: the classifier is learned anew, on balanced exemplars
+        tune_head(fit, self.softened_loss, self.tune_epochs, self.tune_lr)
         return {}
+
+    def softened_loss(self, features: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(features) / self.tune_temperature, y)
 
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         """As many backbones, and heads as wide, as the state has."""

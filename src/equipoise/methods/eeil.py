@@ -24,6 +24,8 @@ class EEIL(Method):
 
     paper: ClassVar[str] = "Castro et al., End-to-End Incremental Learning, ECCV 2018"
     variants: ClassVar = {"eeil": {}}
+    uses_teacher: ClassVar[bool] = True
+    corrects: ClassVar[bool] = True
 
     temperature: float = 2.0
     """T of the distillation."""
@@ -40,14 +42,6 @@ class EEIL(Method):
         super().__post_init__()
         self.updates: Tensor
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
-
-    @property
-    def uses_teacher(self) -> bool:
-        return True
-
-    @property
-    def corrects(self) -> bool:
-        return True
 
     def lesson(self, x: Tensor) -> Tensor:
         return self.scores(x)

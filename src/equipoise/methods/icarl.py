@@ -22,6 +22,7 @@ class ICaRL(LwFMC):
 
     paper: ClassVar[str] = "Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017"
     variants: ClassVar = {"icarl": {}}
+    corrects: ClassVar[bool] = True
     rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "memory"
     needs_exemplars: ClassVar[bool] = True
     extra: ClassVar[str] = "a mean a class"
@@ -30,10 +31,6 @@ class ICaRL(LwFMC):
         super().__post_init__()
         self.means: Tensor | None
         self.register_buffer("means", None)
-
-    @property
-    def corrects(self) -> bool:
-        return True
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)

@@ -27,6 +27,7 @@ class IL2M(Method):
 
     paper: ClassVar[str] = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"
     variants: ClassVar = {"il2m": {}}
+    corrects: ClassVar[bool] = True
     extra: ClassVar[str] = "two numbers a class, one a step"
 
     def __post_init__(self) -> None:
@@ -36,10 +37,6 @@ class IL2M(Method):
         self.confidence: Tensor
         for name in ("first", "now", "confidence"):
             self.register_buffer(name, torch.ones(0))
-
-    @property
-    def corrects(self) -> bool:
-        return True
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)

@@ -24,6 +24,7 @@ class LUCIR(Method):
 
     paper: ClassVar[str] = "Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     variants: ClassVar = {"lucir": {}}
+    uses_teacher: ClassVar[bool] = True
     final_relu: ClassVar[bool] = False  # Sec. 3.2: features need both signs for cosines to use the whole sphere
     extra: ClassVar[str] = "one number (the scale)"
 
@@ -33,10 +34,6 @@ class LUCIR(Method):
     """m of the margin ranking loss, between cosines."""
     rivals: int = 2
     """K, the new classes with the highest cosines that an old image is kept from."""
-
-    @property
-    def uses_teacher(self) -> bool:
-        return True
 
     def make_head(self, features: int) -> Head:
         return Head(features, kind="cosine", scale=1.0, learn_scale=True)

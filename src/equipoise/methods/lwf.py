@@ -18,6 +18,7 @@ class LwF(Method):
 
     paper: ClassVar[str] = "Li and Hoiem, Learning without Forgetting, ECCV 2016"
     variants: ClassVar = {"lwf": {}}
+    uses_teacher: ClassVar[bool] = True
     rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "nothing"
 
     temperature: float = 2.0
@@ -26,10 +27,6 @@ class LwF(Method):
     """The weight of the distillation (λ_o)."""
     over: Literal["new", "all"] = "new"
     """The classes between which cross-entropy decides: the step's own (each task has its head in the paper), or all."""
-
-    @property
-    def uses_teacher(self) -> bool:
-        return True
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         scores = self.scores(x)

@@ -17,16 +17,13 @@ class LwFMC(Method):
 
     paper: ClassVar[str] = "Rebuffi et al., iCaRL, CVPR 2017, Sec. 4 (after Li and Hoiem, ECCV 2016)"
     variants: ClassVar = {"lwf-mc": {}}
+    uses_teacher: ClassVar[bool] = True
     rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "nothing"
     final_relu: ClassVar[bool] = False  # iCaRL's authors' network
 
     units: int | None = None
     """Average the loss over so many units. The authors' network has all 100 from the start; a head that grows would
     otherwise take larger steps early. None: the classes seen."""
-
-    @property
-    def uses_teacher(self) -> bool:
-        return True
 
     def lesson(self, x: Tensor) -> Tensor:
         return self.scores(x)

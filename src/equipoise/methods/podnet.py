@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.data.stream import Step
+from equipoise.learn.balance import tune_head
 from equipoise.learn.head import Head
 from equipoise.learn.method import Method
 from equipoise.seeding import number
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class ProxyHead(Head):
     """The local similarity classifier (Sec. 3.3): several proxies a class, the nearest counting most."""
 
-    def __init__(self, features: int, proxies: int) -> None:
-        super().__init__(features, kind="cosine", learn_scale=True)
+    def __init__(self, features: int, proxies: int, scale: float) -> None:
+        super().__init__(features, kind="cosine", scale=scale, learn_scale=True)
         self.proxies = proxies
 
     @property
@@ -51,6 +52,8 @@ class PODNet(Method):
 
     paper: ClassVar[str] = "Douillard et al., PODNet: Pooled Outputs Distillation, ECCV 2020"
     variants: ClassVar = {"podnet": {}}
+    uses_teacher: ClassVar[bool] = True
+    corrects: ClassVar[bool] = True
     final_relu: ClassVar[bool] = False  # authors' network
     extra: ClassVar[str] = "ten rows a class"
 
@@ -62,21 +65,15 @@ class PODNet(Method):
     """λ_f, the weight of the final features (authors: CIFAR 1, ImageNet 10)."""
     margin: float = 0.6
     """δ of the loss."""
+    scale: float = 1.0
+    """Where η starts (authors: 1); it is learned, and a short training may want a head start."""
     tune_epochs: int = 20
     """Epochs in which the head alone is trained on balanced exemplars."""
     tune_lr: float = 0.05
     """Its learning rate."""
 
-    @property
-    def uses_teacher(self) -> bool:
-        return True
-
-    @property
-    def corrects(self) -> bool:
-        return True
-
     def make_head(self, features: int) -> ProxyHead:
-        return ProxyHead(features, self.proxies)
+        return ProxyHead(features, self.proxies, self.scale)
 
     def norms(self, norm: int) -> None:
         """A class has several rows."""
@@ -126,16 +123,7 @@ class PODNet(Method):
         self.head.scale.data.clamp_(min=1.0)
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        exemplars = fit.remember()
-        if step.old and exemplars is not None:
-
-            def tuning_loss(x: Tensor, y: Tensor) -> Tensor:
-                with torch.no_grad():
-                    features = self.features(x)
-                return self.margin_loss(features, y)
-
-            schedule = replace(fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="cosine", milestones=())
-            fit(exemplars, tuning_loss, schedule, self.head.parameters(), "head", frozen=True)
+        tune_head(fit, self.margin_loss, self.tune_epochs, self.tune_lr)
         return {}
 
 

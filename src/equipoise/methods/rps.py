@@ -37,7 +37,8 @@ class Residual(nn.Module):
         if self.pools:
             inner, x = F.max_pool2d(inner, 2), F.max_pool2d(x, 2)
         shortcut: Tensor = self.skip(x)
-        return shortcut + self.bn2(self.conv2(inner))
+        both: Tensor = shortcut + self.bn2(self.conv2(inner))
+        return both
 
 
 class PathNet(Backbone):
@@ -96,6 +97,7 @@ class RPS(Method):
 
     paper: ClassVar[str] = "Rajasegaran et al., Random Path Selection for Incremental Learning, NeurIPS 2019"
     variants: ClassVar = {"rps": {}}
+    uses_teacher: ClassVar[bool] = True
     extra: ClassVar[str] = "parallel modules"
 
     parallel: int = 8
@@ -112,10 +114,6 @@ class RPS(Method):
     """φ = growth · C_old / C_new: the weight of distillation, growing with the steps."""
     temperature: float = 2.0
     """T of the distillation."""
-
-    @property
-    def uses_teacher(self) -> bool:
-        return True
 
     def build(self, architecture: Architecture) -> None:
         self.architecture = architecture

@@ -74,12 +74,12 @@ class WA(Method):
         if self.balance is not None and not 0 <= self.balance <= 1:
             raise UsageError(f"method.balance is {self.balance}, but it is a share, from 0 to 1")
 
-    @property
-    def uses_teacher(self) -> bool:
+    @property  # its fields decide
+    def uses_teacher(self) -> bool:  # type: ignore[override]
         return self.distil
 
     @property
-    def corrects(self) -> bool:
+    def corrects(self) -> bool:  # type: ignore[override]
         return self.correction != "none"
 
     def make_head(self, features: int) -> Head:

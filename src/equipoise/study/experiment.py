@@ -23,7 +23,7 @@ from equipoise.learn.nets import Architecture
 from equipoise.learn.trainer import Fit, learn_step
 from equipoise.seeding import seed_everything
 from equipoise.study.evaluate import Predictions, predict_all, step_metrics, summarise
-from equipoise.study.progress import Reporter
+from equipoise.study.progress import Reporter, Start
 from equipoise.study.recipe import Settings, resolve
 from equipoise.study.rundir import RunDir
 
@@ -142,7 +142,7 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], re
         rundir.restore(experiment.method, experiment.memory, experiment.stream.train.store)
         rows = rundir.rows()
         loads = [images * settings.train.epochs for images in experiment.workload()]
-        reporter.run(settings, experiment.stream.sizes, loads, rows, directory, rundir.epochs_done)
+        reporter.run(Start(settings, experiment.stream.sizes, loads, tuple(rows), directory, rundir.epochs_done))
         for step in experiment.stream:
             if step.index > rundir.steps_done:
                 rows.append(_learn(experiment, step, rundir, reporter))

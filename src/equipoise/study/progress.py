@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,27 @@ from rich.progress import BarColumn, Progress, TextColumn
 from equipoise.study.recipe import Settings
 
 
+@dataclass(frozen=True)
+class Start:
+    """What is known when a run starts."""
+
+    settings: Settings
+    sizes: Sequence[int]
+    """Classes of each step."""
+    loads: Sequence[int]
+    """Images each step will train on, epochs counted."""
+    rows: Sequence[dict[str, Any]]
+    """The figures of steps already done."""
+    directory: Path
+    epochs_done: int
+    """Of the step that was under way."""
+
+
 class Reporter:
     """Says nothing. The others override what they have to say."""
 
-    def run(
-        self,
-        settings: Settings,
-        sizes: Sequence[int],
-        loads: Sequence[int],
-        rows: Sequence[dict[str, Any]],
-        directory: Path,
-        epochs_done: int,
-    ) -> None:
-        """A run starts: classes and image passes of each step, and the figures of steps already done."""
+    def run(self, start: Start) -> None:
+        """A run starts, or goes on."""
 
     def stage(self, name: str, epochs: int, images: int, done: int) -> None:
         """A training stage starts, ``done`` epochs of it already learned."""
@@ -52,16 +61,8 @@ class Reporter:
 class JsonLines(Reporter):
     """One JSON object a line: each step's row, then the summary."""
 
-    def run(
-        self,
-        settings: Settings,
-        sizes: Sequence[int],
-        loads: Sequence[int],
-        rows: Sequence[dict[str, Any]],
-        directory: Path,
-        epochs_done: int,
-    ) -> None:
-        for row in rows:
+    def run(self, start: Start) -> None:
+        for row in start.rows:
             self.step(row)
 
     def step(self, row: dict[str, Any]) -> None:
@@ -97,16 +98,9 @@ class Table(Reporter):
         self.quiet = quiet
         self.progress: Progress | None = None
 
-    def run(
-        self,
-        settings: Settings,
-        sizes: Sequence[int],
-        loads: Sequence[int],
-        rows: Sequence[dict[str, Any]],
-        directory: Path,
-        epochs_done: int,
-    ) -> None:
-        self.steps, self.settings = len(sizes), settings
+    def run(self, start: Start) -> None:
+        settings, sizes, rows, loads = start.settings, start.sizes, start.rows, start.loads
+        self.steps = len(sizes)
         self.at_step = len(rows) + 1
         self.total, self.passed = sum(loads), sum(loads[: len(rows)])
         self.loads = loads
@@ -118,9 +112,9 @@ class Table(Reporter):
             f"[bold]{settings.method}[/] on {settings.dataset}: {sum(sizes)} classes in {len(sizes)} steps, "
             f"recipe {escape(settings.recipe)}, seed {settings.seed}"
         )
-        if rows or epochs_done:
-            after = f"step {len(rows)}" + (f" and {epochs_done} epochs of the next" if epochs_done else "")
-            self.console.print(f"  {escape(str(directory))} holds this run after {after}: going on from there")
+        if rows or start.epochs_done:
+            after = f"step {len(rows)}" + (f" and {start.epochs_done} epochs of the next" if start.epochs_done else "")
+            self.console.print(f"  {escape(str(start.directory))} holds this run after {after}: going on from there")
         self.console.print(_line(tuple(COLUMNS)), style="bold")
         for row in rows:
             self._row(row)
