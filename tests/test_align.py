@@ -33,7 +33,7 @@ def layer(rows: int = 7, features: int = 5, bias: bool = True, grow: float = 3.0
 
 
 def gamma_of(weight: Array, old: int, norm: int, clamp: bool) -> float:
-    """Eq. 6, from sums over elements."""
+    """Eq. 7, from sums over elements."""
     size = np.abs(weight).sum(1) if norm == 1 else np.sqrt((weight * weight).sum(1))
     ratio = float(np.mean(size[:old]) / np.mean(size[old:]))
     return min(ratio, 1.0) if clamp else ratio
@@ -43,7 +43,7 @@ def gamma_of(weight: Array, old: int, norm: int, clamp: bool) -> float:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("clamp", [True, False])
 @pytest.mark.parametrize("grow", [3.0, 0.2])
-def test_align_head_is_equations_5_and_6(norm: int, bias: bool, clamp: bool, grow: float) -> None:
+def test_align_head_is_equations_6_and_7(norm: int, bias: bool, clamp: bool, grow: float) -> None:
     head = layer(bias=bias, grow=grow)
     before = head.weight.detach().numpy().copy()
     bias_before = head.bias.detach().numpy().copy() if bias else None
@@ -59,7 +59,7 @@ def test_align_head_is_equations_5_and_6(norm: int, bias: bool, clamp: bool, gro
 
 
 def test_alignment_scales_the_new_logits_by_gamma() -> None:
-    """Eq. 8: the whole effect on the output, bias included."""
+    """Eq. 9: the whole effect on the output, bias included."""
     head = layer()
     features = torch.rand(9, 5, dtype=torch.double)
     before = head(features).detach()

@@ -25,7 +25,7 @@ from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit, learn_step
 from equipoise.methods import make, registry
-from equipoise.methods.bic import BiC
+from equipoise.methods.bic import BiC, _hold_out
 from equipoise.methods.der import DER
 from equipoise.methods.eeil import EEIL
 from equipoise.methods.ewc import EWC, drawn_log_likelihood
@@ -216,7 +216,46 @@ def test_eeil_tunes_on_as_many_new_as_old_exemplars() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Fit, "__call__", spy)
         learned.method.end(fit.step, fit)
-    assert [counts.tolist() for counts in trained] == [[6] * 5]
+    assert [counts.tolist() for counts in trained] == [[10] * 5]  # the old ones as they were trained on
+
+
+def test_eeil_tuning_holds_the_new_head_to_what_it_was() -> None:
+    learned = Learned("eeil", tune_epochs=1)
+    method, fit = learned.method, learned.second
+    before = method.snapshot()
+    found: list[tuple[float, float]] = []
+    x, y = learned.batch(MIXED)
+
+    def spy(self: Fit, images: Images, loss: Callable[[Tensor, Tensor], Tensor], *rest: Any, **named: Any) -> None:
+        method.eval()
+        with torch.no_grad():
+            for weight in method.parameters():
+                if weight.requires_grad:
+                    weight.add_(0.1)
+            now, then, old = array(method.scores(x)), array(before.scores(x)), array(learned.before.scores(x))
+        expected = cross_entropy(now, y) + kd(now[:, :OLD], old) + kd(now[:, OLD:], then[:, OLD:])
+        found.append((loss(x, y).item(), expected))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fit, "__call__", spy)
+        method.end(fit.step, fit)
+    assert found[0][0] == pytest.approx(found[0][1], rel=1e-4)
+
+
+def test_bic_holds_out_a_tenth_and_never_more() -> None:
+    images = pictures([0] * 15 + [1] * 40 + [2])
+    held, rest = _hold_out(images, 20, (0,))
+    assert torch.bincount(held.labels, minlength=3).tolist() == [2, 4, 0]
+    assert torch.bincount(rest.labels, minlength=3).tolist() == [13, 36, 1]
+
+
+@pytest.mark.parametrize("name", ["der", "podnet", "eeil", "bic"])
+def test_without_a_memory_there_is_nothing_to_balance(name: str) -> None:
+    learned = Learned(name, memory=0)
+    method, fit = learned.method, learned.second
+    head = method.head.weight.detach().clone()
+    method.end(fit.step, fit)
+    assert torch.equal(method.head.weight, head)
 
 
 def test_bic_fits_its_pair_on_images_never_trained_on_and_moves_only_new_scores() -> None:
@@ -306,6 +345,9 @@ def test_il2m_keeps_the_means_it_needs() -> None:
         assert method.now[label].item() == pytest.approx(means(exemplars, label), rel=1e-4)
     for label in range(OLD, OLD + NEW):
         assert method.first[label].item() == pytest.approx(means(fit.step.images, label), rel=1e-4)
+    with torch.no_grad():
+        said = softmax(array(method.scores(AUGMENT.plain(fit.step.images, torch.arange(len(fit.step.images))))))
+    assert method.confidence[1].item() == pytest.approx(said.max(1).mean(), rel=1e-4)
     assert len(method.confidence) == 2
 
 
@@ -377,7 +419,7 @@ def test_consolidation_is_a_quadratic_penalty_on_old_weights(name: str) -> None:
     x, y = learned.batch([3, 4, 3, 4])
     with torch.no_grad():
         for weight in method.parameters():
-            weight.add_(0.01 * torch.randn_like(weight))
+            weight.add_(0.3 * torch.randn_like(weight))
     expected = cross_entropy(learned.scores(x)[0], y)
     for key, weight in method.named_parameters():
         key = key.replace(".", "_")
@@ -588,7 +630,7 @@ def test_gan_players_do_not_feel_each_others_loss() -> None:
 
     def critic_only() -> Tensor:
         noise = torch.randn(6, method.noise)
-        code = method.codes.weight[y]
+        code = method.codes.weight[y].detach()
         made = method.generator(noise, code).detach()
         losses = (1 - method.critic(real, code)).relu(), (1 + method.critic(made, code)).relu()
         return torch.stack([loss.mean() for loss in losses]).sum()
@@ -607,6 +649,11 @@ def test_simple_nem_trains_once_and_then_only_averages() -> None:
     before = copy.deepcopy(method.backbone.state_dict())
     method.end(fit.step, fit)
     assert all(torch.equal(value, before[name]) for name, value in method.backbone.state_dict().items())
+    features = array(fit.features(fit.step.images))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    mean = unit[fit.step.images.labels.numpy() == OLD].mean(0)
+    assert isinstance(method.means, Tensor)
+    np.testing.assert_allclose(array(method.means)[OLD], mean / np.linalg.norm(mean), atol=1e-5)
     x, _ = learned.batch(MIXED)
     assert method.predict(x).shape == (8, 5)
 

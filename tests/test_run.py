@@ -360,6 +360,8 @@ def test_paper_recipe_is_the_authors() -> None:
     assert lrs == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001])
     assert [train.for_step(step).weight_decay for step in (1, 2, 5)] == pytest.approx([1e-4, 5e-5, 2e-5])
     fields = settings.fields
+    for other in ("icarl", "joint", "ewc"):
+        assert not resolve("cifar100", other, "cifar100-paper").train.divide_weight_decay  # that is WA's alone
     assert (fields["norm"], fields["clip"], fields["clamp"], fields["redraw"], fields["bias"]) == (
         1,
         True,

@@ -171,7 +171,8 @@ class JoinedStore:
         for store, start, stop in zip(self.stores, self.starts, self.starts[1:], strict=False):
             mine = (rows >= start) & (rows < stop)
             if mine.any():
-                out[mine] = store.read(rows[mine] - start, None if crops is None else crops[mine])
+                draws = crops[mine] if crops is not None and isinstance(store, FileStore) else None
+                out[mine] = store.read(rows[mine] - start, draws)  # generated images have no file to crop
         return out
 
 

@@ -49,16 +49,21 @@ class Memory:
         quota = self.quota(seen)
         first = torch.arange(quota)
         self.kept = {c: kept.select(first[: len(kept)]) for c, kept in self.kept.items() if quota}
-        if not quota:
-            return
+        if quota:
+            self.kept |= self.choose(images, quota, features, key)
+
+    def choose(self, images: Images, quota: int, features: Callable[[Images], Tensor], key: Key) -> dict[int, Images]:
+        """The best ``quota`` images of each class in ``images``, in order; the memory stays as it is."""
         normal = F.normalize(features(images).double(), dim=1) if self.selection == "herding" else None
+        chosen = {}
         for label in images.labels.unique().tolist():
             mine = (images.labels == label).nonzero().flatten()
             if normal is not None:
                 order = herd(normal[mine], quota)
             else:
                 order = torch.randperm(len(mine), generator=generator(*key, "exemplars", label))[:quota]
-            self.kept[label] = images.select(mine[order])
+            chosen[label] = images.select(mine[order])
+        return chosen
 
     def __len__(self) -> int:
         return sum(len(kept) for kept in self.kept.values())

@@ -39,9 +39,9 @@ def head_norms(head: LinearLike, norm: int = 1) -> Tensor:
 
 @torch.no_grad()
 def align_head(head: LinearLike, n_old: int, norm: int = 1, clamp: bool = True) -> float:
-    """Scale the rows of new classes, in place, so that their mean norm equals the old ones'; returns γ (Eq. 5, 6).
+    """Scale the rows of new classes, in place, so that their mean norm equals the old ones'; returns γ (Eq. 6, 7).
 
-    γ scales the bias of new classes too, and with it their whole output (Eq. 8, Sec. 5.4). ``clamp`` keeps γ ≤ 1,
+    γ scales the bias of new classes too, and with it their whole output (Eq. 9, Sec. 5.4). ``clamp`` keeps γ ≤ 1,
     as the authors' code does: new classes are never made stronger.
 
     >>> layer = torch.nn.Linear(1, 2, bias=False)
@@ -60,10 +60,10 @@ def align_head(head: LinearLike, n_old: int, norm: int = 1, clamp: bool = True) 
         raise UsageError(f"the weights of all {which} classes are zero, so there is no ratio: train them first")
     if head.bias is not None and len(head.bias) != len(norms):
         raise UsageError(f"the head has {len(norms)} rows but a bias of {len(head.bias)}: they do not belong together")
-    gamma = (old / new).item()  # Eq. 6
+    gamma = (old / new).item()  # Eq. 7
     if clamp:
         gamma = min(gamma, 1.0)
-    head.weight[n_old:] *= gamma  # Eq. 5
+    head.weight[n_old:] *= gamma  # Eq. 6
     if head.bias is not None:
         head.bias[n_old:] *= gamma
     return gamma

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from equipoise.data.images import Images, join
+from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit
 
 
-def tune_head(fit: Fit, loss: Callable[[Tensor, Tensor], Tensor], epochs: int, lr: float) -> None:
-    """Train the head alone, on as many exemplars of new classes as of old ones; ``loss`` takes features and labels.
+def balanced(fit: Fit) -> Images | None:
+    """The exemplars of old classes as they were trained on, and as many of each new class, chosen in the same way.
 
-    The first step, and a memory that keeps nothing, leave nothing to balance.
+    None where there is nothing to balance: in the first step, or without a memory.
     """
-    exemplars = fit.remember()
-    if not fit.step.old or exemplars is None:
+    old = fit.memory.images()
+    quota = fit.memory.quota(fit.step.old)
+    if not fit.step.old or old is None or not quota:
+        return None
+    new = fit.memory.choose(fit.step.images, quota, fit.features, fit.key)
+    return join([old, *new.values()])
+
+
+def tune_head(fit: Fit, loss: Callable[[Tensor, Tensor], Tensor], schedule: Schedule, redraw: bool = False) -> None:
+    """Train the head's rows alone on balanced exemplars; ``loss`` takes features and labels."""
+    images = balanced(fit)
+    if images is None:
         return
+    head = fit.method.head
+    if redraw:
+        head.grow(0, redraw=True)
 
     def on_images(x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
             features = fit.method.features(x)
         return loss(features, y)
 
-    schedule = replace(fit.schedule, epochs=epochs, lr=lr, shape="cosine", milestones=())
-    fit(exemplars, on_images, schedule, fit.method.head.parameters(), "head", frozen=True)
+    fit(images, on_images, schedule, [head.weight], "head", frozen=True)

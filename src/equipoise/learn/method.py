@@ -141,5 +141,5 @@ class Method(nn.Module):
         for name in self._buffers:
             value = state.get(prefix + name)
             if value is not None:
-                self._buffers[name] = torch.empty_like(value)
+                self._buffers[name] = torch.empty_like(value, device=self.sizes.device)
         super()._load_from_state_dict(state, prefix, *rest)

@@ -105,7 +105,8 @@ class Fit:
         ``frozen`` keeps the network in evaluation mode, so that batch norms stand still.
         """
         stage, self.stages = self.stages, self.stages + 1
-        self._remembered = False
+        if not frozen:
+            self._remembered = False
         schedule = (schedule or self.schedule).for_step(self.step.index)
         if parameters is None:
             parameters = (p for p in self.method.parameters() if p.requires_grad)
@@ -256,5 +257,6 @@ def _restore(method: Method, optimizer: torch.optim.Optimizer, tensors: dict[str
             _, index, what = name.split(".")
             parameter = parameters[int(index)]
             # the fused update walks raw memory, so momentum must have its parameter's layout (channels-last)
-            own = torch.empty_like(parameter) if value.shape == parameter.shape else torch.empty_like(value)
+            like = parameter if value.shape == parameter.shape else value
+            own = torch.empty_like(like, device=parameter.device)
             optimizer.state[parameter][what] = own.copy_(value)

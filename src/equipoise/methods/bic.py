@@ -51,7 +51,7 @@ class BiC(Method):
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)  # the teacher keeps its own pair
         self.pair.data = torch.tensor([1.0, 0.0], device=self.pair.device)
-        quota = fit.memory.quota(max(step.old, step.new))
+        quota = fit.memory.quota(step.old or step.new)
         self.held_new, self.trained_new = _hold_out(step.images, len(range(1, quota, EVERY)), fit.key)
         old = list(fit.memory.kept.values())
         held = [kept.select(torch.arange(1, len(kept), EVERY)) for kept in old]
@@ -104,12 +104,12 @@ class BiC(Method):
 
 
 def _hold_out(images: Images, count: int, key: tuple[int | str, ...]) -> tuple[Images, Images]:
-    """``count`` images of each class, drawn at random (but never all of them), and the others."""
+    """``count`` images of each class, drawn at random (but no more than one in ten), and the others."""
     held = torch.zeros(len(images), dtype=torch.bool)
     for label in images.labels.unique().tolist():
         mine = (images.labels == label).nonzero().flatten()
         order = torch.randperm(len(mine), generator=generator(*key, "held out", label))
-        held[mine[order[: min(count, len(mine) - 1)]]] = True
+        held[mine[order[: min(count, len(range(1, len(mine), EVERY)))]]] = True
     return images.select(held), images.select(~held)
 
 

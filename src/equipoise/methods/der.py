@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class DER(Method):
     """Each step adds a backbone and freezes the others; an auxiliary head makes it tell new classes from old.
 
-    Deviation: backbones are not pruned (the paper's channel masks only save parameters; PyCIL leaves them out too).
+    Deviations: backbones are not pruned (channel masks only save parameters), and there is no warm-up after which
+    both heads are drawn anew once more.
     """
 
     paper: ClassVar[str] = "Yan, Xie and He, DER: Dynamically Expandable Representation, CVPR 2021"
@@ -34,6 +35,8 @@ class DER(Method):
 
     auxiliary: float = 1.0
     """λ_a, the weight of the auxiliary loss."""
+    reuse_head: bool = False
+    """Start old classes' rows, on old features, as they were (Sec. 3.1) instead of drawing all anew (authors' code)."""
     tune_epochs: int = 30
     """Epochs in which the head alone is trained again, on balanced exemplars."""
     tune_lr: float = 0.1
@@ -58,7 +61,8 @@ class DER(Method):
         self.backbones.append(fresh)
         head = Head(fresh.width * len(self.backbones)).to(self.head.weight.device)
         head.grow(step.seen)
-        head.weight.data[: step.old, : self.head.features] = self.head.weight.data  # Sec. 3.1
+        if self.reuse_head:
+            head.weight.data[: step.old, : self.head.features] = self.head.weight.data
         self.head, self.aid = head, Head(fresh.width).to(head.weight.device)
         self.aid.grow(step.new + 1)
 
@@ -77,9 +81,11 @@ class DER(Method):
         return loss + self.auxiliary * F.cross_entropy(self.aid(features[:, -self.aid.features :]), target)  # Eq. 5
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        if step.old:
-            self.head.grow(0, redraw=True)  # Sec. 3.4: the classifier is learned anew, on balanced exemplars
-        tune_head(fit, self.softened_loss, self.tune_epochs, self.tune_lr)
+        milestones = (self.tune_epochs // 2,) if self.tune_epochs > 1 else ()
+        schedule = replace(
+            fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="milestones", milestones=milestones
+        )
+        tune_head(fit, self.softened_loss, schedule, redraw=True)  # Sec. 3.4: the classifier is learned anew
         return {}
 
     def softened_loss(self, features: Tensor, y: Tensor) -> Tensor:
@@ -89,9 +95,9 @@ class DER(Method):
         """As many backbones, and heads as wide, as the state has."""
         steps = len(state[f"{prefix}sizes"])
         while len(self.backbones) < steps:
-            self.backbones.append(self.architecture(self.final_relu))
+            self.backbones.append(self.architecture(self.final_relu).to(self.sizes.device))
         for name in ("head", "aid"):
             width = state[f"{prefix}{name}.weight"].shape[1]
             if width != getattr(self, name).features:
-                setattr(self, name, Head(width))
+                setattr(self, name, Head(width).to(self.sizes.device))
         super()._load_from_state_dict(state, prefix, *rest)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.data.stream import Step
+from equipoise.learn.balance import balanced
 from equipoise.learn.losses import distill, distill_each
 from equipoise.learn.method import Method
 from equipoise.learn.schedule import Schedule
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class EEIL(Method):
-    """Distillation for each step's classes apart, noise on the gradient, then fine-tuning on balanced exemplars."""
+    """Distillation for each step's classes apart, noise on the gradient, then fine-tuning on balanced exemplars.
+
+    Deviations: the authors' code passes over twelve versions of each image an epoch (ours over one, drawn anew), starts
+    from a longer first step, and lets the model before the tuning teach old heads too.
+    """
 
     paper: ClassVar[str] = "Castro et al., End-to-End Incremental Learning, ECCV 2018"
     variants: ClassVar = {"eeil": {}}
@@ -65,7 +70,7 @@ class EEIL(Method):
     def after_backward(self) -> None:
         if not self.noise:
             return
-        # Sec. 4.3 adds noise to the gradient summed over a batch; ours is a mean
+        # the paper adds noise to the gradient summed over a batch; ours is a mean
         deviation = (self.noise / (1 + int(self.updates)) ** self.noise_decay) ** 0.5 / self.batch
         self.updates += 1
         for weight in self.parameters():
@@ -73,13 +78,13 @@ class EEIL(Method):
                 weight.grad.add_(torch.randn_like(weight.grad), alpha=deviation)
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        exemplars = fit.remember()
-        if not step.old or exemplars is None:
+        images = balanced(fit)
+        if images is None:
             return {}
         before = self.snapshot()
 
         def tuning_loss(x: Tensor, y: Tensor) -> Tensor:
-            """Sec. 3.4: the new head, too, is held to what it was before the fine-tuning."""
+            """The new head, too, is held to what it was before the fine-tuning."""
             scores = self.scores(x)
             with torch.no_grad():
                 was = before.scores(x)[:, step.old :]
@@ -93,5 +98,5 @@ class EEIL(Method):
             milestones=(self.tune_epochs // 3, 2 * self.tune_epochs // 3) if self.tune_epochs >= 3 else (),
             weight_decay=fit.schedule.weight_decay,
         )
-        fit(exemplars, tuning_loss, schedule, name="balance")
+        fit(images, tuning_loss, schedule, name="balance")
         return {}

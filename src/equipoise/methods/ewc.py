@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class EWC(Consolidating):
-    """Weights that carry Fisher information about old classes are held by a quadratic penalty."""
+    """Weights that carry Fisher information about old classes are held by a quadratic penalty.
+
+    One anchor, the latest, with the steps' informations added up (Huszár 2018); the paper has a penalty for each step.
+    """
 
     paper: ClassVar[str] = "Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017"
     variants: ClassVar = {"ewc": {}}
@@ -25,7 +28,7 @@ class EWC(Consolidating):
     strength: float = 100.0
     """λ/2 of Eq. 3; the Fisher informations of the steps add up."""
     cap: float = 0.01
-    """An importance above it counts as it (see strength; not in the paper)."""
+    """An importance above it counts as it, so that SGD does not overshoot (not in the paper)."""
     samples: int = 500
     """Images the Fisher information is estimated on."""
 

@@ -127,11 +127,11 @@ class GANReplay(Method):
     def gan_loss(self, real: Tensor, y: Tensor) -> Tensor:
         """Hinge losses of both players, in one sum: neither's weights feel the other's loss."""
         noise = torch.randn(len(real), self.noise, device=real.device)
-        code = self.codes.weight[y]
-        made = self.generator(noise, code)
+        made = self.generator(noise, self.codes.weight[y])
+        code = self.codes.weight[y].detach()  # the generator's: the critic reads them
         judged_real, judged_made = self.critic(real, code), self.critic(made.detach(), code)
         critic = F.relu(1 - judged_real).mean() + F.relu(1 + judged_made).mean()
         held = {name: weight.detach() for name, weight in self.critic.named_parameters()}
-        fooled = functional_call(self.critic, held, (made, code.detach()))
+        fooled = functional_call(self.critic, held, (made, code))
         loss: Tensor = critic - fooled.mean()
         return loss

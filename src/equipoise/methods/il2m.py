@@ -49,10 +49,9 @@ class IL2M(Method):
         # the mean top score over the new classes' images says how confident this step's model is
         self.confidence = torch.cat([self.confidence, probabilities.amax(1).mean()[None].to(device)])
         self.first = torch.cat([self.first, new])
-        exemplars = fit.remember()
-        if not step.old or exemplars is None:
+        old = fit.memory.images()  # as they were trained on; the memory is cut later
+        if not step.old or old is None:
             return {}
-        old = exemplars.select(exemplars.labels < step.old)
         said = fit.over(old, lambda x: self.scores(x).softmax(1))
         self.now = torch.cat([_own_means(said, old.labels, range(step.old)).to(device), new])
         return {}

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class LUCIR(Method):
-    """Cosine scores, features held to the old model's direction, and a margin between old and new classes."""
+    """Cosine scores, features held to the old model's direction, and a margin between old and new classes.
+
+    The authors' optional class-balance fine-tuning is not done.
+    """
 
     paper: ClassVar[str] = "Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     variants: ClassVar = {"lucir": {}}

@@ -14,7 +14,10 @@ from equipoise.learn.method import Method
 
 @dataclass(eq=False)
 class LwF(Method):
-    """Cross-entropy on the new classes and distillation on the old ones, without any old image."""
+    """Cross-entropy on the new classes and distillation on the old ones, without any old image.
+
+    Deviation: no warm-up in which the new classes' rows are trained alone.
+    """
 
     paper: ClassVar[str] = "Li and Hoiem, Learning without Forgetting, ECCV 2016"
     variants: ClassVar = {"lwf": {}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -87,12 +87,15 @@ class PODNet(Method):
     def imprint(self, step: Step, fit: Fit) -> None:
         """Sec. 3.3: the proxies of a new class start as the centres of its features."""
         features = F.normalize(fit.features(step.images), dim=1)
+        length = self.head.weight[: step.old * self.proxies].norm(dim=1).mean()
         for label in range(step.old, step.seen):
             mine = features[step.images.labels == label]
             clusters = KMeans(min(self.proxies, len(mine)), n_init=1, random_state=number(*fit.key, label) % 2**32)
             centres = torch.from_numpy(clusters.fit(mine.numpy()).cluster_centers_).to(self.head.weight)
             rows = torch.arange(self.proxies) % len(centres)
-            self.head.weight[label * self.proxies : (label + 1) * self.proxies] = centres[rows]
+            self.head.weight[label * self.proxies : (label + 1) * self.proxies] = length * F.normalize(
+                centres[rows], dim=1
+            )
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         maps = self.backbone.maps(x)
@@ -121,9 +124,13 @@ class PODNet(Method):
         # not in the paper: with η at 0 the margin vanishes, and below it the loss rewards the wrong class
         assert isinstance(self.head.scale, Tensor)
         self.head.scale.data.clamp_(min=1.0)
+        if self.teacher is not None and self.training:  # authors' code: old proxies stand still, but for the tuning
+            rows = self.old * self.proxies
+            self.head.weight.data[:rows] = self.teacher.head.weight
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        tune_head(fit, self.margin_loss, self.tune_epochs, self.tune_lr)
+        schedule = replace(fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="constant", milestones=())
+        tune_head(fit, self.margin_loss, schedule)
         return {}
 
 

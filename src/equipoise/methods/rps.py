@@ -92,7 +92,8 @@ class RPS(Method):
     """A random path through parallel modules is added every other step; modules used before stay as they are.
 
     Deviations: the best of the candidate paths is chosen on held-out training images (the released code looks at test
-    accuracy), after a short trial of each; the network is three layers wide enough for small images.
+    accuracy), after a short trial of each; the network is its own, by default shallower than the authors' nine
+    layers, and ``net.backbone`` does not change it.
     """
 
     paper: ClassVar[str] = "Rajasegaran et al., Random Path Selection for Incremental Learning, NeurIPS 2019"
@@ -100,6 +101,8 @@ class RPS(Method):
     uses_teacher: ClassVar[bool] = True
     extra: ClassVar[str] = "parallel modules"
 
+    widths: tuple[int, ...] = (16, 32, 64)
+    """Channels of each layer; where they grow, the resolution is halved."""
     parallel: int = 8
     """M, modules a layer."""
     every: int = 2
@@ -110,14 +113,15 @@ class RPS(Method):
     """Epochs each is tried for."""
     held_out: float = 0.1
     """Share of the training images on which the candidates are compared."""
-    growth: float = 1.0
-    """φ = growth · C_old / C_new: the weight of distillation, growing with the steps."""
+    growth: float = 2.5
+    """γ of the weight of distillation: φ is 1 for the first J + 1 steps, then γ for each further one (authors: CIFAR
+    2.5, ImageNet 10)."""
     temperature: float = 2.0
     """T of the distillation."""
 
     def build(self, architecture: Architecture) -> None:
         self.architecture = architecture
-        self.backbone = PathNet(architecture.shape[0], (16, 32, 64), self.parallel)
+        self.backbone = PathNet(architecture.shape[0], self.widths, self.parallel)
         initialise(self.backbone)
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.head = self.make_head(self.backbone.width)
@@ -168,5 +172,6 @@ class RPS(Method):
         loss = F.cross_entropy(scores, y)
         if self.teacher is None:
             return loss
-        weight = self.growth * self.old / self.new
-        return loss + weight * distill(scores, self.ask_teacher(x), self.temperature)  # Eq. 5
+        further = len(self.steps) - 1 - self.every
+        weight = self.growth * further if further > 0 else 1.0
+        return loss + weight * distill(scores, self.ask_teacher(x), self.temperature)

@@ -107,4 +107,4 @@ class WA(Method):
         if self.correction == "unit":
             unit_head(self.head)  # Sec. 5.2, last paragraph
             return {}
-        return {"gamma": align_head(self.head, step.old, self.norm, self.clamp)}  # Eq. 5, 6
+        return {"gamma": align_head(self.head, step.old, self.norm, self.clamp)}  # Eq. 6, 7

@@ -215,8 +215,11 @@ def estimate(experiment: Experiment) -> float:
         step = experiment.stream[index]
         fit = experiment.fit(step)
         fit.schedule = replace(fit.schedule, epochs=1)
-        experiment.method.begin(step, fit)
         images = step.images if index == 1 else join([step.images, experiment.stream.before(step)])
+        fit.images = images.select(torch.arange(min(len(images), 2 * batch)))
+        experiment.method.begin(step, fit)
+        if fit.images is None:  # a method that trains no more
+            return experiment.workload()[0] * experiment.settings.train.epochs / rates[0]
         fit(images.select(torch.arange(min(len(images), 2 * batch))))  # the first batches warm up
         began, seen = fit.seconds, fit.images_seen
         fit(images.select(torch.arange(min(len(images), 8 * batch))))

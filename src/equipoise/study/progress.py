@@ -154,7 +154,7 @@ class Table(Reporter):
 
     def _facts(self) -> str:
         rate = (self.passed - self.began_at) / max(time.monotonic() - self.began, 1e-6)
-        left = duration((self.total - self.passed) / rate) if rate > 0 else "…"
+        left = duration(max(self.total - self.passed, 0) / rate) if rate > 0 else "…"
         loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
         return f"{loss}{rate:,.0f} images/s  {left} left"
 
