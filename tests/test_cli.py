@@ -116,8 +116,10 @@ def test_dry_run_tells_the_plan_and_leaves_no_trace(cli, tmp_path: Path) -> None
     assert "step 1: 4 new classes" in ran.out
     assert "of training on this machine" in ran.out
     assert list(tmp_path.iterdir()) == []
-    plan = json.loads(cli("run", "digits", "--dry-run", "--json").out)
+    lengthy = ("--set", "train.shape=milestones", "--set", "train.milestones=5", "--epochs", "9")
+    plan = json.loads(cli("run", "digits", "--dry-run", "--json", *lengthy).out)
     assert plan["classes"] == [2] * 5
+    assert plan["epochs"] == 9
     assert plan["seconds"] > 0
 
 

@@ -44,8 +44,8 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
                 return _fit(value, option, where)
             except UsageError:
                 continue
-    elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(_fit(item, args[0], where) for item in value)
+    elif origin is tuple:  # a lone value is a list of one, as on the command line
+        return tuple(_fit(item, args[0], where) for item in (value if isinstance(value, list | tuple) else [value]))
     elif origin is dict and isinstance(value, dict):
         return value
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):

@@ -214,7 +214,7 @@ def estimate(experiment: Experiment) -> float:
     for index in (1, 2)[: len(experiment.stream)]:
         step = experiment.stream[index]
         fit = experiment.fit(step)
-        fit.schedule = replace(fit.schedule, epochs=1)
+        fit.schedule = replace(fit.schedule, epochs=1, shape="constant", milestones=())
         images = step.images if index == 1 else join([step.images, experiment.stream.before(step)])
         fit.images = images.select(torch.arange(min(len(images), 2 * batch)))
         experiment.method.begin(step, fit)
