@@ -483,8 +483,9 @@ def test_podnet_pooled_distance() -> None:
     assert pooled_distance(now, then).item() == pytest.approx(np.mean(stages), rel=1e-5)
 
 
-def test_podnet_loss_and_local_similarity() -> None:
-    learned = Learned("podnet", proxies=4)
+@pytest.mark.parametrize("form", ["code", "paper"])
+def test_podnet_loss_and_local_similarity(form: str) -> None:
+    learned = Learned("podnet", proxies=4, form=form)
     method = learned.method
     assert isinstance(method, PODNet)
     x, y = learned.batch(MIXED)
@@ -494,12 +495,18 @@ def test_podnet_loss_and_local_similarity() -> None:
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     rows = array(method.head.weight)
     cosines = (unit @ (rows / np.linalg.norm(rows, axis=1, keepdims=True)).T).reshape(8, 5, 4)
+    if form == "code":
+        cosines = 2 * cosines - 2  # the negative squared distance of unit vectors
     similarity = (softmax(cosines) * cosines).sum(2)
     scale = float(array(torch.as_tensor(method.head.scale)))
     losses = []
     for i, label in enumerate(y.tolist()):
-        others = sum(np.exp(scale * similarity[i, c]) for c in range(5) if c != label)
-        losses.append(max(0.0, -np.log(np.exp(scale * (similarity[i, label] - 0.6)) / others)))
+        raised = np.exp(scale * (similarity[i] - (0.6 if form == "code" else 0.0)))  # the code's margin hits every class
+        others = raised.sum() - raised[label]
+        if form == "code":  # …and its shift by the winner leaves the winner's own e^0 in the label's place
+            losses.append(-np.log(raised[label] / (others + raised.max())))
+        else:
+            losses.append(max(0.0, -np.log(np.exp(scale * (similarity[i, label] - 0.6)) / others)))
     flat = 1 - ((features * before).sum(1) / np.linalg.norm(features, axis=1) / np.linalg.norm(before, axis=1)).mean()
     spatial = float(pooled_distance(maps, old))
     expected = np.mean(losses) + np.sqrt(5 / 2) * (3.0 * spatial + 1.0 * flat)

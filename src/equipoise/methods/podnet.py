@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from sklearn.cluster import KMeans
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class ProxyHead(Head):
     """The local similarity classifier (Sec. 3.3): several proxies a class, the nearest counting most."""
 
-    def __init__(self, features: int, proxies: int, scale: float) -> None:
+    def __init__(self, features: int, proxies: int, scale: float, sharpness: float) -> None:
         super().__init__(features, kind="cosine", scale=scale, learn_scale=True)
-        self.proxies = proxies
+        self.proxies, self.sharpness = proxies, sharpness
 
     @property
     def classes(self) -> int:
@@ -37,7 +37,7 @@ class ProxyHead(Head):
 
     def similarities(self, x: Tensor) -> Tensor:
         """Eq. 9: ŷ_c = Σ_k s_ck <θ_ck, h>, with s a softmax over the class's proxies."""
-        cosines = F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))
+        cosines = self.sharpness * F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))
         cosines = cosines.view(len(x), -1, self.proxies)
         return (cosines.softmax(2) * cosines).sum(2)
 
@@ -48,7 +48,14 @@ class ProxyHead(Head):
 
 @dataclass(eq=False)
 class PODNet(Method):
-    """Feature maps, pooled along width and height, are held to the old model's; several proxies a class."""
+    """Feature maps, pooled along width and height, are held to the old model's; several proxies a class.
+
+    The released code does not train with the paper's Eq. 10. It measures similarity by the negative squared distance of
+    unit vectors, 2 cos - 2, where the text has cos; its margin is taken from every class and so cancels; and its
+    shift for stability leaves the winner in the denominator, which makes the loss a cross-entropy that counts a wrong
+    winner twice. Published figures come from that loss, so ``form = "code"`` is the default; ``"paper"`` is Eq. 10.
+    The code's clamp of every gradient at ±5 is left out.
+    """
 
     paper: ClassVar[str] = "Douillard et al., PODNet: Pooled Outputs Distillation, ECCV 2020"
     variants: ClassVar = {"podnet": {}}
@@ -63,17 +70,19 @@ class PODNet(Method):
     """λ_c, the weight of the pooled maps (authors: CIFAR 3, ImageNet 8)."""
     flat: float = 1.0
     """λ_f, the weight of the final features (authors: CIFAR 1, ImageNet 10)."""
+    form: Literal["code", "paper"] = "code"
+    """The loss of the released code, or Eq. 10 of the text."""
     margin: float = 0.6
-    """δ of the loss."""
+    """δ of Eq. 10."""
     scale: float = 1.0
-    """Where η starts (authors: 1); it is learned, and a short training may want a head start."""
+    """Where η starts (authors: 1); it is learned."""
     tune_epochs: int = 20
     """Epochs in which the head alone is trained on balanced exemplars."""
     tune_lr: float = 0.05
     """Its learning rate."""
 
     def make_head(self, features: int) -> ProxyHead:
-        return ProxyHead(features, self.proxies, self.scale)
+        return ProxyHead(features, self.proxies, self.scale, sharpness=2.0 if self.form == "code" else 1.0)
 
     def norms(self, norm: int) -> None:
         """A class has several rows."""
@@ -100,7 +109,7 @@ class PODNet(Method):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         maps = self.backbone.maps(x)
         features = maps[-1].mean((2, 3))
-        loss = self.margin_loss(features, y)
+        loss = self.classify(features, y)
         if self.teacher is None:
             return loss
         with torch.no_grad():
@@ -112,13 +121,15 @@ class PODNet(Method):
         kept = self.spatial * pooled_distance(maps, before) + self.flat * flat
         return loss + growth * kept  # Eq. 7
 
-    def margin_loss(self, features: Tensor, y: Tensor) -> Tensor:
-        """Eq. 10: [-log(exp η(ŷ_y - δ) / Σ_{i≠y} exp η ŷ_i)]₊."""
+    def classify(self, features: Tensor, y: Tensor) -> Tensor:
         scores = self.head(features)
-        own = scores.gather(1, y[:, None])[:, 0] - self.head.scale * self.margin
-        others = scores.masked_fill(F.one_hot(y, scores.shape[1]).bool(), -torch.inf).logsumexp(1)
-        loss: Tensor = F.relu(others - own).mean()
-        return loss
+        own = scores.gather(1, y[:, None])
+        others = scores.masked_fill(F.one_hot(y, scores.shape[1]).bool(), -torch.inf)
+        if self.form == "paper":  # Eq. 10: [-log(exp η(ŷ_y - δ) / Σ_{i≠y} exp η ŷ_i)]₊
+            return F.relu(others.logsumexp(1) - own[:, 0] + self.head.scale * self.margin).mean()
+        winner = scores.amax(1, keepdim=True)
+        loss: Tensor = torch.cat([others, winner], 1).logsumexp(1) - own[:, 0]
+        return loss.mean()
 
     def after_update(self) -> None:
         # not in the paper: with η at 0 the margin vanishes, and below it the loss rewards the wrong class
@@ -130,7 +141,7 @@ class PODNet(Method):
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         schedule = replace(fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="constant", milestones=())
-        tune_head(fit, self.margin_loss, schedule)
+        tune_head(fit, self.classify, schedule)
         return {}
 
 
