@@ -78,6 +78,8 @@ class GANReplay(Method):
 
     noise: int = 64
     """Length of the generator's noise."""
+    share: float = 1.0
+    """Images made up of an old class, for each image of a new one."""
     gan_epochs: int = 10
     """Epochs in which generator and critic are trained after each step."""
     gan_lr: float = 2e-4
@@ -90,7 +92,7 @@ class GANReplay(Method):
 
     def begin(self, step: Step, fit: Fit) -> None:
         if step.old:
-            count = max(1, len(step.images) // step.new)  # as many of an old class as of a new one
+            count = max(1, round(self.share * len(step.images) / step.new))
             made = self.imagine(torch.arange(step.old).repeat_interleave(count), fit.augment)
             fit.images = join([step.images, made])
         super().begin(step, fit)
