@@ -107,7 +107,7 @@ def test_a_wide_comparison_leaves_steps_out_but_cuts_no_figure(cli, monkeypatch:
     monkeypatch.setenv("COLUMNS", "60")
     out = cli("compare", "digits", "--methods", "ce", "--steps", "10", "--seeds", "0,1", *QUICK, "--quiet").out
     assert "…" not in out
-    assert max(len(line.rstrip()) for line in out.splitlines()[:4]) <= 60
+    assert max(len(line.rstrip()) for line in out.splitlines()[:3]) <= 60
 
 
 def test_dry_run_tells_the_plan_and_leaves_no_trace(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -129,17 +129,38 @@ def test_quiet_run_says_only_the_end(cli) -> None:  # type: ignore[no-untyped-de
 
 
 def test_compare_prints_methods_side_by_side(cli) -> None:  # type: ignore[no-untyped-def]
-    ran = cli("compare", "digits", "--methods", "ce,wa", "--seeds", "0,1", *QUICK, "--out", "c", "--quiet")
+    command = ("compare", "digits", "--methods", "ce,wa", "--seeds", "0,1", "--steps", "2", "--steps", "6,2x2", *QUICK)
+    ran = cli(*command, "--out", "c")
     assert ran.code == 0
-    assert "mean ± std over 2 seeds" in ran.out
+    assert "1 of 8 runs done" in ran.out
+    assert "mean ± sample standard deviation over n = 2 seeds; no test of significance is made" in ran.out
     table = json.loads(Path("c/compare.json").read_text())
-    for method in ("ce", "wa"):
-        entry = table["methods"][method]
-        lasts = [cell["last"] for cell in entry["seeds"].values()]
-        assert entry["mean"]["last"] == pytest.approx(sum(lasts) / 2)
-        assert entry["std"]["last"] == pytest.approx(abs(lasts[0] - lasts[1]) / 2**0.5)
-        rows = Path(entry["seeds"]["0"]["directory"], "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(row)["top1"] for row in rows] == entry["seeds"]["0"]["top1"]
+    labels = [f"{method}, {steps}" for method in ("ce", "wa") for steps in ("2 steps", "steps of 6,2x2")]
+    assert [entry["label"] for entry in table["entries"]] == labels
+    assert all(label in ran.out for label in labels)
+    assert Path("c/wa/steps-6_2x2/seed-1/summary.json").exists()
+    assert {"compare.csv", "compare.tex"} <= {file.name for file in Path("c").iterdir()}
+    assert json.loads(cli(*command, "--out", "c", "--json").out) == table
+
+
+def test_ablate_prints_four_panels(cli) -> None:  # type: ignore[no-untyped-def]
+    ran = cli("ablate", "digits", "--steps", "2", *QUICK, "--quiet")
+    assert ran.code == 0
+    for word in ("Clipping the head's weights", "Norm of the weights", "Bias in the head", "Choice of exemplars"):
+        assert word in ran.out, word
+    assert "one seed: differences below a few points mean little" in ran.out
+    assert "wa, selection = random" in ran.out
+    assert Path("runs/ablate/compare.json").exists()
+
+
+def test_compare_tells_which_runs_failed(cli) -> None:  # type: ignore[no-untyped-def]
+    Path("wild.toml").write_text('[net]\nbackbone = "tiny"\n[memory]\nsize = 50\n[methods.ce.train]\nlr = 1e30\n')
+    ran = cli("compare", "digits", "--methods", "ce,wa", "--recipe", "wild.toml", "--steps", "2", *QUICK, "--quiet")
+    assert ran.code == 2
+    told, last = ran.err.splitlines()
+    assert told.startswith("equipoise: ce, seed 0 failed: ")
+    assert last == "equipoise: 1 of 2 runs failed and are left out of the table: ce with seed 0"
+    assert [line.split()[0] for line in ran.out.splitlines()[2:3]] == ["wa"]
 
 
 def test_align_a_file(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -181,6 +202,10 @@ def test_lists(cli) -> None:  # type: ignore[no-untyped-def]
         (("run", "digits", "--out", "file/inside"), "cannot write to file/inside"),
         (("compare", "digits", "--seeds", "a"), "give whole numbers"),
         (("compare", "digits", "--methods", "wa,wb"), "no method 'wb'"),
+        (("compare", "digits", "--steps", "5", "--steps", "3"), "cannot be split into 3 equal steps"),
+        (("compare", "digits", "--out", "file/inside"), "cannot write to file/inside"),
+        (("ablate", "digits", "--method", "icarl"), "the method 'icarl' has no setting 'clip' to ablate"),
+        (("ablate", "digits", "--seeds", "0,x"), "give whole numbers"),
         (("align", "gone.pt", "--old", "3", "--out", "x"), "does not exist"),
         (("align", "file", "--old", "3", "--out", "x"), "is not a checkpoint that torch can read"),
         (("align", "whole.pt", "--old", "3", "--out", "x"), "without running code"),

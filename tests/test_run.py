@@ -27,7 +27,7 @@ from tests.test_data import make_tree
 
 RECIPE: dict[str, dict[str, Any]] = {"train": {}}
 """As many epochs as the recipe says."""
-TIMES = ("seconds", "images_per_second")
+TIMES = ("seconds", "images_per_second", "seconds_by_part", "memory_peak_mb")
 
 
 def timeless(directory: Path) -> list[dict[str, Any]]:

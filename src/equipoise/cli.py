@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 
 from equipoise import __version__
-from equipoise.errors import EquipoiseError, UsageError
+from equipoise.errors import EquipoiseError, RunError, UsageError
 
 app = App(
     name="equipoise",
@@ -30,10 +30,9 @@ Flag = Annotated[bool, Parameter(negative=())]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What ``run`` and ``compare`` share."""
+class Common:
+    """What all commands that learn share."""
 
-    steps: Annotated[str | None, Parameter(help="A number of equal steps, or their sizes: 5, or 50,10x5.")] = None
     recipe: Annotated[
         str | None, Parameter(help="Published settings by name, or your own TOML file: see `equipoise recipes`.")
     ] = None
@@ -61,7 +60,6 @@ class Options:
 
         overrides = parse_overrides(self.set_ or [])
         named = [
-            ("stream", "steps", int(self.steps) if self.steps and self.steps.isdecimal() else self.steps),
             ("memory", "size", self.memory),
             ("train", "epochs", self.epochs),
             ("stream", "order", literal(self.order) if self.order and "," in self.order else self.order),
@@ -72,6 +70,24 @@ class Options:
             if value is not None:
                 overrides.setdefault(section, {})[name] = value
         return overrides
+
+
+@dataclass(frozen=True)
+class Options(Common):
+    """What those share that learn one stream."""
+
+    steps: Annotated[str | None, Parameter(help="A number of equal steps, or their sizes: 5, or 50,10x5.")] = None
+
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        overrides = super().overrides()
+        if self.steps is not None:
+            overrides.setdefault("stream", {})["steps"] = _step_count(self.steps)
+        return overrides
+
+
+def _step_count(text: str) -> int | str:
+    """A number is a number of steps, anything else their sizes."""
+    return int(text) if text.isdecimal() else text
 
 
 NO_OPTIONS = Options()
@@ -86,6 +102,7 @@ def run(
     seed: int = 0,
     out: Path | None = None,
     options: Shared = NO_OPTIONS,
+    track: str = "",
     json: Flag = False,
     quiet: Flag = False,
     dry_run: Flag = False,
@@ -102,6 +119,8 @@ def run(
         Another seed, another run; the same seed, the same bits.
     out
         The run's directory.
+    track
+        Tell trackers too, with commas between them: tensorboard, wandb, mlflow.
     json
         One JSON object a line instead of a table.
     quiet
@@ -110,14 +129,16 @@ def run(
         Show what would be learned, and how long it would take, and stop.
     """
     from equipoise.study.experiment import Experiment, default_directory, estimate, execute, load_data
-    from equipoise.study.progress import make_reporter
+    from equipoise.study.progress import Together, make_reporter
     from equipoise.study.recipe import resolve
+    from equipoise.study.trackers import make_trackers
 
     settings = resolve(dataset, method, options.recipe, seed, options.overrides())
+    trackers = make_trackers(track)
     if dry_run:
         _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json, estimate)
         return
-    reporter = make_reporter(json, quiet)
+    reporter = Together(make_reporter(json, quiet), *trackers)
     try:
         execute(settings, out or default_directory(settings), lambda: load_data(settings, options.data_root), reporter)
     finally:
@@ -156,12 +177,13 @@ def compare(
     *,
     methods: str = "ce,ce+wa,ce+kd,wa",
     seeds: str = "0",
+    steps: Annotated[list[str] | None, Parameter(negative=())] = None,
     out: Path = Path("runs/compare"),
-    options: Shared = NO_OPTIONS,
+    options: Annotated[Common, Parameter(name="*")] = NO_OPTIONS,
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
-    """Run several methods and seeds on one stream and print them side by side; goes on where it stopped.
+    """Run several methods, seeds and numbers of steps and print them side by side; goes on where it stopped.
 
     Parameters
     ----------
@@ -171,47 +193,91 @@ def compare(
         Names with commas between them: see `equipoise methods`.
     seeds
         Whole numbers with commas between them.
+    steps
+        A number of equal steps, or their sizes: 5, or 50,10x5; may be repeated.
     out
-        The comparison's directory: one run directory a method and seed, and compare.json.
+        The comparison's directory: a run directory for each run, and compare.json, compare.csv and compare.tex.
     json
         The whole comparison as one JSON object.
     quiet
         Only the comparison.
     """
+    from equipoise.study.compare import plan
+
+    names = [name.strip() for name in methods.split(",")]
+    counts = [_step_count(text) for text in steps or []]
+    cells = plan(dataset, names, _seeds(seeds), counts, recipe=options.recipe, overrides=options.overrides())
+    _compare(cells, None, out, options.data_root, json, quiet)
+
+
+@app.command
+def ablate(
+    dataset: str = "glyphs",
+    *,
+    method: str = "wa",
+    seeds: str = "0",
+    out: Path = Path("runs/ablate"),
+    options: Shared = NO_OPTIONS,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> None:
+    """The paper's four ablations: clipping, norm, bias and herding, each turned round; goes on where it stopped.
+
+    Parameters
+    ----------
+    dataset
+        See `equipoise datasets`.
+    method
+        wa, or another of its family: ce+wa, ce+kd, …
+    seeds
+        Whole numbers with commas between them.
+    out
+        The ablation's directory, made as that of `equipoise compare`.
+    json
+        The whole ablation as one JSON object.
+    quiet
+        Only the table.
+    """
+    from equipoise.study.ablate import plan_ablation
+
+    overrides = options.overrides()
+    cells, panels = plan_ablation(dataset, method, _seeds(seeds), recipe=options.recipe, overrides=overrides)
+    _compare(cells, panels, out, options.data_root, json, quiet)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"seeds '{text}' cannot be read: give whole numbers, as 0,1,2") from error
+
+
+def _compare(cells: Any, panels: Any, out: Path, data_root: Path | None, json: bool, quiet: bool) -> None:
+    """Run all cells and show them side by side."""
     from rich.console import Console
     from rich.markup import escape
 
+    from equipoise.study.compare import Onlooker, SideBySide
     from equipoise.study.compare import compare as run_all
-    from equipoise.study.progress import Reporter, make_reporter
-    from equipoise.study.tables import LEGEND, comparison
+    from equipoise.study.tables import comparison, notes
 
+    onlooker = Onlooker() if json or quiet else SideBySide()
     try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError as error:
-        raise UsageError(f"seeds '{seeds}' cannot be read: give whole numbers, as 0,1,2") from error
-    reporter = Reporter() if json or quiet else make_reporter(False, False)
-    try:
-        table = run_all(
-            dataset,
-            [name.strip() for name in methods.split(",")],
-            numbers,
-            out,
-            recipe=options.recipe,
-            data_root=options.data_root,
-            overrides=options.overrides(),
-            reporter=reporter,
-        )
+        table = run_all(cells, out, panels=panels, data_root=data_root, onlooker=onlooker)
     finally:
-        reporter.close()
+        onlooker.close()
     if json:
         print(json_module.dumps(table))
-        return
-    console = Console(highlight=False)
-    console.print(comparison(table, console))
-    console.print(LEGEND, style="dim", soft_wrap=True)
-    console.print(
-        f"files: {escape(str(out))} (finished runs are kept: remove the directory to run them anew)", soft_wrap=True
-    )
+    else:
+        console = Console(highlight=False)
+        console.print(comparison(table, console))
+        console.print(notes(table), style="dim", soft_wrap=True)
+        console.print(
+            f"files: {escape(str(out))} (finished runs are kept: remove the directory to run them anew)", soft_wrap=True
+        )
+    if table["failed"]:
+        names = ", ".join(f"{run['label']} with seed {run['seed']}" for run in table["failed"])
+        raise RunError(f"{len(table['failed'])} of {len(cells)} runs failed and are left out of the table: {names}")
 
 
 @app.command

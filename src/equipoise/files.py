@@ -38,12 +38,16 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    write_atomically(path, lambda file: _write_bytes(file, data))
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
 def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: _write(file, text))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

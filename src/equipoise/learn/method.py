@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,14 @@ from torch.nn import functional as F
 
 from equipoise.data.stream import Step
 from equipoise.learn.align import head_norms
+from equipoise.learn.clock import Clock
 from equipoise.learn.head import Head
 from equipoise.learn.nets import Architecture
 
 if TYPE_CHECKING:
     from equipoise.learn.trainer import Fit
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(eq=False)
@@ -49,6 +52,7 @@ class Method(nn.Module):
     def __post_init__(self) -> None:
         super().__init__()
         self.teacher: Method | None = None
+        self.clock = Clock()
         self.sizes: Tensor
         self.register_buffer("sizes", torch.zeros(0, dtype=torch.long))
 
@@ -118,9 +122,13 @@ class Method(nn.Module):
 
     def ask_teacher(self, x: Tensor) -> Tensor:
         """What the teacher says of ``x``."""
+        return self.from_teacher(lambda teacher: teacher.lesson(x))
+
+    def from_teacher(self, ask: Callable[[Method], Answer]) -> Answer:
+        """Anything the teacher can tell."""
         assert self.teacher is not None
-        with torch.no_grad():
-            return self.teacher.lesson(x)
+        with torch.no_grad(), self.clock("teacher"):
+            return ask(self.teacher)
 
     def lesson(self, x: Tensor) -> Tensor:
         """What this model says when it is the teacher: its predictions, corrections included."""

@@ -16,6 +16,7 @@ from equipoise.data.images import Images
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.errors import RunError
+from equipoise.learn.clock import Clock
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
@@ -134,7 +135,8 @@ class Fit:
                 )
             took = time.perf_counter() - began
             spent, self.seconds = spent + took, self.seconds + took
-            self.journal.save(stage, StageState(epoch + 1, spent, _capture(self.method, optimizer)))
+            with self.clock("checkpoint"):
+                self.journal.save(stage, StageState(epoch + 1, spent, _capture(self.method, optimizer)))
             self.watcher.epoch(epoch + 1, mean, schedule.lr_at(epoch + 1))
 
     def _epoch(
@@ -187,6 +189,10 @@ class Fit:
         for where in chosen.split(batch):
             yield self.runtime.move(self.augment.plain(images, where))
 
+    @property
+    def clock(self) -> Clock:
+        return self.method.clock
+
     def exemplars(self) -> Images:
         """``remember``, for a method that needs exemplars."""
         kept = self.remember()
@@ -200,19 +206,22 @@ class Fit:
         """
         if not self._remembered:  # features only change when something is trained
             self._remembered = True
-            self.memory.update(images or self.step.images, self.step.seen, self.features, self.key)
+            with self.clock("herding"):
+                self.memory.update(images or self.step.images, self.step.seen, self.features, self.key)
         return self.memory.images()
 
 
 def learn_step(fit: Fit, judge: Callable[[], None]) -> dict[str, float]:
     """Everything a step does, in order; ``judge`` is called between training and ``end``."""
     method, step = fit.method, fit.step
+    method.clock = Clock()
     seed_everything(*fit.key, "begin")
     method.begin(step, fit)
     method.to(fit.runtime.device)
     if fit.images is not None:
         fit(fit.images)
-    judge()
+    with fit.clock("evaluation"):
+        judge()
     seed_everything(*fit.key, "end")
     facts = method.end(step, fit)
     if method.rehearses == "memory":

@@ -59,8 +59,7 @@ class LUCIR(Method):
         loss = F.cross_entropy(self.head(features), y)  # Eq. 4
         if self.teacher is None:
             return loss
-        with torch.no_grad():
-            before = self.teacher.features(x)
+        before = self.from_teacher(lambda teacher: teacher.features(x))
         apart = 1 - F.cosine_similarity(features, before).mean()  # Eq. 6
         weight = self.forget_less * (self.old / self.new) ** 0.5  # Eq. 7
         total: Tensor = loss + weight * apart + self.ranking(features, y)

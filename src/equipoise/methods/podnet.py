@@ -112,8 +112,7 @@ class PODNet(Method):
         loss = self.classify(features, y)
         if self.teacher is None:
             return loss
-        with torch.no_grad():
-            before = self.teacher.backbone.maps(x)
+        before = self.from_teacher(lambda teacher: teacher.backbone.maps(x))
         growth: float = (
             (self.old + self.new) / self.new
         ) ** 0.5  # Sec. 4.1: the more there is to keep, the more it counts

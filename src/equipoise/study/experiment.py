@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -138,7 +140,7 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], re
     rundir = RunDir(directory, settings)
     rundir.check()
     experiment = Experiment.prepare(settings, load())
-    with rundir.open(experiment.stream.fingerprint()):
+    with rundir.open(experiment.stream):
         rundir.restore(experiment.method, experiment.memory, experiment.stream.train.store)
         rows = rundir.rows()
         loads = [images * settings.train.epochs for images in experiment.workload()]
@@ -148,7 +150,7 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], re
                 rows.append(_learn(experiment, step, rundir, reporter))
                 reporter.step(rows[-1])
         summary = summarise(rows)
-        rundir.finish(summary)
+        rundir.finish(summary, experiment.memory, experiment.stream.tests(experiment.stream[len(rows)]))
         reporter.done(rows, summary, directory)
         return Result(directory, rows, summary)
 
@@ -168,13 +170,16 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
         before.update(_norms(method))
 
     facts = learn_step(fit, judge)
-    after = experiment.judge(step)
+    with fit.clock("evaluation"):
+        after = experiment.judge(step)
     uncorrected = said[0] if said else after
     row = step_metrics(after, uncorrected, experiment.stream.sizes[: step.index]) | facts
     row |= _mean_norms(before, method, step)
     row["exemplars"] = len(experiment.memory)
     row["seconds"] = time.perf_counter() - began + fit.carried
     row["images_per_second"] = fit.images_seen / max(fit.seconds, 1e-9)
+    row["seconds_by_part"] = _parts(fit, row["seconds"])
+    row["memory_peak_mb"] = _memory_peak()
     predictions = {
         "labels": after.labels,
         "top1": after.top1,
@@ -190,6 +195,19 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
         predictions |= {f"{name}_uncorrected": norms for name, norms in before.items()}
     rundir.finish_step(row, method.state_dict(), experiment.memory.rows(), predictions)
     return row
+
+
+def _parts(fit: Fit, seconds: float) -> dict[str, float]:
+    """Where a step's time went. What was trained before the run was last stopped counts as training, teacher or not."""
+    parts = {part: fit.clock.seconds[part] for part in ("teacher", "herding", "evaluation", "checkpoint")}
+    parts["train"] = max(fit.seconds - parts["teacher"], 0.0)
+    return parts | {"other": max(seconds - sum(parts.values()), 0.0)}
+
+
+def _memory_peak() -> float:
+    """The most memory this process has had so far, in MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _norms(method: Method) -> dict[str, torch.Tensor]:

@@ -58,6 +58,41 @@ class Reporter:
         """Leave the screen as it was found."""
 
 
+class Together(Reporter):
+    """Several reporters as one."""
+
+    def __init__(self, *reporters: Reporter) -> None:
+        self.reporters = reporters
+
+    def run(self, start: Start) -> None:
+        for reporter in self.reporters:
+            reporter.run(start)
+
+    def stage(self, name: str, epochs: int, images: int, done: int) -> None:
+        for reporter in self.reporters:
+            reporter.stage(name, epochs, images, done)
+
+    def batch(self, images: int) -> None:
+        for reporter in self.reporters:
+            reporter.batch(images)
+
+    def epoch(self, epoch: int, loss: float, lr: float) -> None:
+        for reporter in self.reporters:
+            reporter.epoch(epoch, loss, lr)
+
+    def step(self, row: dict[str, Any]) -> None:
+        for reporter in self.reporters:
+            reporter.step(row)
+
+    def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
+        for reporter in self.reporters:
+            reporter.done(rows, summary, directory)
+
+    def close(self) -> None:
+        for reporter in self.reporters:
+            reporter.close()
+
+
 class JsonLines(Reporter):
     """One JSON object a line: each step's row, then the summary."""
 

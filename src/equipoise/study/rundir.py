@@ -4,6 +4,7 @@ config.json              settings, versions, commit, command
 metrics.jsonl            one line a step
 summary.json             written when the last step is done
 predictions/step-N       what the model said of every test image, before and after the correction
+gallery/                 thumbnails of exemplars and of some test images
 checkpoint/manifest.json which files are the checkpoint; it is replaced last, so the rest is whole when it is there
 """
 
@@ -26,13 +27,15 @@ from typing import Any, Self
 from torch import Tensor
 
 import equipoise
-from equipoise.data.images import Store
+from equipoise.data.images import Images, Store
 from equipoise.data.memory import Memory
+from equipoise.data.stream import ClassStream
 from equipoise.errors import RunError, UsageError
 from equipoise.files import read_json, read_tensors, write_json, write_tensors, write_text
 from equipoise.learn.method import Method
 from equipoise.learn.trainer import StageState
 from equipoise.settings import build
+from equipoise.study.gallery import write_gallery
 from equipoise.study.recipe import Settings
 
 FORMAT = 1
@@ -81,8 +84,8 @@ class RunDir:
     def _damaged(self, why: object) -> RunError:
         return RunError(f"the run in {self.path} is damaged ({why}): remove the directory to start anew")
 
-    def open(self, fingerprint: str) -> Self:
-        """Lock the directory and read how far the run has come, on data that has this ``fingerprint``."""
+    def open(self, stream: ClassStream) -> Self:
+        """Lock the directory and read how far the run on this stream has come."""
         try:
             self._checkpoint.mkdir(parents=True, exist_ok=True)
             (self.path / "predictions").mkdir(exist_ok=True)
@@ -95,7 +98,7 @@ class RunDir:
             self._lock.close()
             raise RunError(f"another process is writing to {self.path}: wait, or choose another --out") from error
         try:
-            self._read(fingerprint)
+            self._read(stream)
         except BaseException:
             self._lock.close()
             raise
@@ -109,10 +112,12 @@ class RunDir:
     ) -> None:
         self._lock.close()
 
-    def _read(self, fingerprint: str) -> None:
+    def _read(self, stream: ClassStream) -> None:
         self.check()
+        fingerprint = stream.fingerprint()
         if not self._config.exists():
-            write_json(self._config, {"format": FORMAT, "settings": self.settings.identity(), **facts()})
+            classes = {"classes": list(stream.names), "sizes": stream.sizes}
+            write_json(self._config, {"format": FORMAT, "settings": self.settings.identity(), **classes, **facts()})
         self._manifest = Manifest(FORMAT, fingerprint)
         if self._manifest_file.exists():
             try:
@@ -172,7 +177,10 @@ class RunDir:
         write_tensors(self._checkpoint / name, state)
         self._commit(steps=step, state=name, memory=tuple(memory.items()), stages=())
 
-    def finish(self, summary: dict[str, float | None]) -> None:
+    def finish(self, summary: dict[str, float | None], memory: Memory, tests: Images) -> None:
+        if not (self.path / "gallery" / "gallery.json").exists():
+            said = read_tensors(self.path / "predictions" / f"step-{self.steps_done}.safetensors")
+            write_gallery(self.path / "gallery", memory, tests, said)
         write_json(self.path / "summary.json", summary)
 
     # ---- stages within a step (the trainer's journal)

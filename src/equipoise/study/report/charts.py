@@ -1,0 +1,502 @@
+"""The figures of a report, as Altair charts. Text takes the page's colour, so that one chart serves light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from equipoise.study.report.facts import by_age, calibration_error, confusion, from_paper, new_share
+from equipoise.study.report.runs import Group, Run
+
+Rows = list[dict[str, Any]]
+ERRORS = {
+    "e_n": "new images told wrong, e(n)",
+    "e_on": "old ones taken for new classes, e(o,n)",
+    "e_oo": "old ones taken for other old classes, e(o,o)",
+}
+PARTS = ("train", "teacher", "evaluation", "herding", "checkpoint", "other")
+AFTER, BEFORE, PAPER = "after the correction", "before it", "the paper"
+STEP_COLOURS = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.92]))
+HEIGHT = 280
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, what it says in words, and its numbers as a table for those who cannot see it."""
+
+    name: str
+    title: str
+    words: str
+    """One or two sentences: what the chart shows, and what it found."""
+    chart: alt.Chart | alt.LayerChart
+    table: Rows = field(default_factory=list)
+    square: bool = False
+
+    def spec(self) -> dict[str, Any]:
+        return self.chart.to_dict()
+
+
+def _data(rows: Rows) -> alt.InlineData:
+    return alt.InlineData(values=rows)
+
+
+def _chart(rows: Rows) -> alt.Chart:
+    return alt.Chart(_data(rows)).properties(width="container", height=HEIGHT)
+
+
+def _percent(name: str, title: str, **scale: Any) -> alt.Y:
+    return alt.Y(f"{name}:Q", title=title, scale=alt.Scale(zero=False, nice=True, **scale))
+
+
+def _steps(name: str = "step", title: str = "step") -> alt.X:
+    return alt.X(f"{name}:O", title=title, axis=alt.Axis(labelAngle=0))
+
+
+def _round(value: float | None, digits: int = 1) -> float | None:
+    return None if value is None or np.isnan(value) else round(float(value), digits)
+
+
+# ---- one run
+
+
+def run_figures(run: Run) -> list[Figure]:
+    figures = [accuracy(run), errors(run), fairness(run)]
+    figures += [norms(run)] if run.said(len(run.rows))[0].norms is not None else []
+    figures += confusions(run)
+    figures += [age(run)] if len(run.rows) > 1 else []
+    return [*figures, calibration(run), cost(run)]
+
+
+def accuracy(run: Run) -> Figure:
+    rows = [{"seen": row["seen"], "top1": row["top1"], "which": AFTER} for row in run.rows]
+    if run.corrects:
+        rows += [{"seen": row["seen"], "top1": row["top1_uncorrected"], "which": BEFORE} for row in run.rows]
+    paper = from_paper(run)
+    if paper and paper.curve:
+        rows += [
+            {"seen": row["seen"], "top1": value, "which": PAPER}
+            for row, value in zip(run.rows, paper.curve, strict=False)
+        ]
+    order = [which for which in (AFTER, BEFORE, PAPER) if any(row["which"] == which for row in rows)]
+    base = _chart(rows).encode(
+        x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[row["seen"] for row in run.rows])),
+        y=_percent("top1", "top-1 accuracy, %"),
+        color=alt.Color("which:N", title=None, sort=order, scale=alt.Scale(range=["#2a9d8f", "#e76f51", "#888888"])),
+        tooltip=["which:N", "seen:Q", alt.Tooltip("top1:Q", format=".1f")],
+    )
+    dash = alt.StrokeDash(
+        "which:N", sort=order, legend=None, scale=alt.Scale(domain=order, range=[[1, 0], [6, 3], [2, 3]][: len(order)])
+    )
+    last, first = run.rows[-1], run.rows[0]
+    words = f"Accuracy on all classes seen so far: {first['top1']:.1f} % after step 1, {last['top1']:.1f} % at the end."
+    if run.corrects:
+        words += f" Without the correction it would be {last['top1_uncorrected']:.1f} %."
+    table = [
+        {"classes": row["seen"], AFTER: _round(row["top1"]), BEFORE: _round(row["top1_uncorrected"])}
+        for row in run.rows
+    ]
+    chart = base.mark_line().encode(strokeDash=dash) + base.mark_point(filled=True, size=50)
+    return Figure("accuracy", "Accuracy as classes arrive", words, chart, table)
+
+
+def errors(run: Run) -> Figure:
+    states = [(AFTER, "")] + ([(BEFORE, "_uncorrected")] if run.corrects else [])
+    rows = [
+        {"step": row["step"], "when": when, "kind": words, "count": row[f"{name}{suffix}"], "order": i}
+        for row in run.rows
+        for when, suffix in states
+        for i, (name, words) in enumerate(ERRORS.items())
+    ]
+    chart = (
+        _chart(rows)
+        .mark_bar()
+        .encode(
+            x=_steps(),
+            xOffset=alt.XOffset("when:N", sort=[BEFORE, AFTER]),
+            y=alt.Y("count:Q", title="test images told wrong"),
+            color=alt.Color(
+                "kind:N",
+                title=None,
+                sort=list(ERRORS.values()),
+                scale=alt.Scale(range=["#e9c46a", "#e76f51", "#5b8db8"]),
+                legend=alt.Legend(orient="bottom", columns=1, labelLimit=400),
+            ),
+            order="order:Q",
+            opacity=alt.Opacity(
+                "when:N", sort=[AFTER, BEFORE], legend=None, scale=alt.Scale(domain=[AFTER, BEFORE], range=[1, 0.5])
+            ),
+            tooltip=["when:N", "kind:N", "count:Q"],
+        )
+    )
+    last = run.rows[-1]
+    words = (
+        f"What the mistakes are. After the last step {last['e_on']} old images are taken for new classes and "
+        f"{last['e_oo']} for other old ones; {last['e_n']} new images are told wrong."
+    )
+    if run.corrects:
+        words += (
+            f" Pale, to the left: before the correction, when {last['e_on_uncorrected']} old ones went to new classes."
+        )
+    table = [{"step": r["step"], "e(n)": r["e_n"], "e(o,n)": r["e_on"], "e(o,o)": r["e_oo"],
+              "e(n) before": r["e_n_uncorrected"], "e(o,n) before": r["e_on_uncorrected"],
+              "e(o,o) before": r["e_oo_uncorrected"]} for r in run.rows]  # fmt: skip
+    return Figure("errors", "What the mistakes are", words, chart, table)
+
+
+def fairness(run: Run) -> Figure:
+    rows: Rows = []
+    table: Rows = []
+    for row in run.rows:
+        old = row["seen"] - row["new"]
+        after, before = run.said(row["step"])
+        (share, fair), (share_before, _) = new_share(after, old), new_share(before, old)
+        rows += [
+            {"step": row["step"], "share": share, "which": AFTER},
+            {"step": row["step"], "share": fair, "which": "fair"},
+        ]
+        rows += [{"step": row["step"], "share": share_before, "which": BEFORE}] if run.corrects else []
+        table.append({"step": row["step"], "fair": _round(fair), AFTER: _round(share), BEFORE: _round(share_before)})
+    order = [AFTER, BEFORE, "fair"] if run.corrects else [AFTER, "fair"]
+    colours = ["#2a9d8f", "#e76f51", "#888888"] if run.corrects else ["#2a9d8f", "#888888"]
+    dashes = [[1, 0], [6, 3], [2, 3]] if run.corrects else [[1, 0], [2, 3]]
+    base = _chart(rows).encode(
+        x=_steps(),
+        y=alt.Y("share:Q", title="predictions that name a new class, %", scale=alt.Scale(domain=[0, 100])),
+        color=alt.Color("which:N", title=None, scale=alt.Scale(domain=order, range=colours)),
+        tooltip=["which:N", "step:O", alt.Tooltip("share:Q", format=".1f")],
+    )
+    dash = alt.StrokeDash("which:N", legend=None, scale=alt.Scale(domain=order, range=dashes))
+    end = table[-1]
+    words = (
+        f"How biased the model is. {end['fair']} % of the last test images are of new classes, "
+        f"and {end[AFTER]} % of the predictions name one"
+    )
+    words += f"; before the correction it was {end[BEFORE]} %." if run.corrects else "."
+    chart = base.mark_line().encode(strokeDash=dash) + base.mark_point(filled=True, size=50)
+    return Figure("fairness", "Does it favour the new?", words, chart, table)
+
+
+def norms(run: Run) -> Figure:
+    rows: Rows = []
+    for row in run.rows:
+        after, before = run.said(row["step"])
+        for when, said in ((AFTER, after), (BEFORE, before)) if run.corrects else ((AFTER, after),):
+            if said.norms is not None:
+                rows += [
+                    {
+                        "at": row["step"],
+                        "when": when,
+                        "class": c,
+                        "norm": _round(value, 4),
+                        "learned": int(run.step_of[c]),
+                    }
+                    for c, value in enumerate(said.norms)
+                ]
+    at = alt.param(
+        name="at", value=len(run.rows), bind=alt.binding_range(min=1, max=len(run.rows), step=1, name="after step ")
+    )
+    names = _data([{"class": c, "name": name} for c, name in enumerate(run.names)])
+    chart = (
+        _chart(rows)
+        .mark_point(filled=True, size=45, opacity=1)
+        .transform_filter("datum.at == at")
+        .transform_lookup("class", alt.LookupData(names, "class", ["name"]))
+        .encode(
+            x=alt.X("class:Q", title="class, in the order learned", scale=alt.Scale(nice=False)),
+            y=alt.Y("norm:Q", title=f"L{run.norm} norm of the class's weights"),
+            color=alt.Color("learned:O", title="learned in step", scale=STEP_COLOURS),
+            shape=alt.Shape(
+                "when:N", title=None, sort=[AFTER, BEFORE],
+                scale=alt.Scale(domain=[AFTER, BEFORE], range=["circle", "triangle-up"]),
+            ),
+            tooltip=["name:N", "when:N", "learned:O", alt.Tooltip("norm:Q", format=".3f")],
+        )
+        .add_params(at)
+    )  # fmt: skip
+    last = run.rows[-1]
+    words = "Norm of the weights of each class, after the step that the slider names."
+    if last.get("norms_old") is not None and last.get("norms_new") is not None:
+        means = f"{last['norms_old']:.3g} for old classes and {last['norms_new']:.3g} for new ones"
+        words += f" Training the last step left a mean of {means}."
+    if last["gamma"] is not None:
+        words += f" The correction multiplied the new ones by γ = {last['gamma']:.3f}."
+    table = [{"step": r["step"], "old": _round(r.get("norms_old"), 4), "new": _round(r.get("norms_new"), 4),
+              "γ": _round(r["gamma"], 4)} for r in run.rows]  # fmt: skip
+    return Figure("norms", "Weights of old and new classes", words, chart, table)
+
+
+def confusions(run: Run) -> list[Figure]:
+    after, before = run.said(len(run.rows))
+    states = [("confusion", AFTER, after)] + ([("confusion-before", BEFORE, before)] if run.corrects else [])
+    bounds = [{"at": int(b)} for b in np.cumsum([0, *run.sizes])]
+    names = _data([{"c": c, "name": name} for c, name in enumerate(run.names)])
+    figures = []
+    for name, when, said in states:
+        counts = confusion(said, run.seen)
+        cells = [{"t": int(i), "p": int(j), "n": int(counts[i, j])} for i, j in zip(*counts.nonzero(), strict=True)]
+        domain = alt.Scale(domain=[0, run.seen], nice=False)
+        matrix = (
+            _chart(cells)
+            .mark_rect(color="#e76f51", strokeWidth=0)
+            .transform_calculate(t2="datum.t + 1", p2="datum.p + 1", depth="log(1 + datum.n)")
+            .transform_lookup("t", alt.LookupData(names, "c", ["name"]), as_=["true class"])
+            .transform_lookup("p", alt.LookupData(names, "c", ["name"]), as_=["taken for"])
+            .encode(
+                x=alt.X("p:Q", title="said", scale=domain, axis=alt.Axis(values=[b["at"] for b in bounds], grid=False)),
+                x2="p2:Q",
+                y=alt.Y("t:Q", title="true", scale=alt.Scale(domain=[run.seen, 0], nice=False),
+                        axis=alt.Axis(values=[b["at"] for b in bounds], grid=False)),
+                y2="t2:Q",
+                opacity=alt.Opacity("depth:Q", legend=None, scale=alt.Scale(range=[0.12, 1], zero=True)),
+                tooltip=[alt.Tooltip("true class:N"), alt.Tooltip("taken for:N"), alt.Tooltip("n:Q", title="images")],
+            )
+        )  # fmt: skip
+        lines = alt.Chart(_data(bounds[1:-1])).mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
+        chart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
+        wrong = counts - np.diag(counts.diagonal())
+        worst = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:5]]
+        listed = [f"{run.names[i]} as {run.names[j]} ({wrong[i, j]})" for i, j in worst if wrong[i, j]]
+        words = f"Darker means more images, log(1 + n). Most often mistaken: {', '.join(listed) or 'nothing'}."
+        title = f"Confusion, {when}" if run.corrects else "Confusion"
+        table = [
+            {"true": run.names[i], "said": run.names[j], "images": int(wrong[i, j])} for i, j in worst if wrong[i, j]
+        ]
+        figures.append(Figure(name, title, words, chart, table, square=True))
+    return figures
+
+
+def age(run: Run) -> Figure:
+    rows = by_age(run)
+    base = _chart(rows).encode(x=alt.X("age:O", title="steps since a class was learned", axis=alt.Axis(labelAngle=0)))
+    lines = base.mark_line(point=True).encode(
+        y=_percent("accuracy", "accuracy, %"),
+        color=alt.Color("learned:O", title="learned in step", scale=STEP_COLOURS),
+        tooltip=["learned:O", "age:O", alt.Tooltip("accuracy:Q", format=".1f")],
+    )
+    mean = base.mark_line(color="gray", strokeDash=[4, 4]).encode(y="mean(accuracy):Q")
+    ages: dict[int, list[float]] = {}
+    for row in rows:
+        ages.setdefault(row["age"], []).append(row["accuracy"])
+    means = {a: float(np.mean(values)) for a, values in sorted(ages.items())}
+    oldest = max(means)
+    words = (
+        f"Classes are told right {means[0]:.1f} % of the time when they are new, and {means[oldest]:.1f} % "
+        f"when {oldest} steps have passed. Dashed: the mean over all."
+    )
+    return Figure(
+        "age", "What becomes of a class as it ages", words, lines + mean,
+        [{"age": a, "mean accuracy": _round(value)} for a, value in means.items()],
+    )  # fmt: skip
+
+
+def calibration(run: Run) -> Figure:
+    rows: Rows = []
+    table: Rows = []
+    for row in run.rows:
+        after, _ = run.said(row["step"])
+        is_old = after.labels < row["seen"] - row["new"]
+        found = {"old classes": calibration_error(after, is_old), "new classes": calibration_error(after, ~is_old)}
+        rows += [
+            {"step": row["step"], "which": which, "ece": value} for which, value in found.items() if value is not None
+        ]
+        table.append({"step": row["step"], **{which: _round(value) for which, value in found.items()}})
+    chart = (
+        _chart(rows)
+        .mark_line(point=True)
+        .encode(
+            x=_steps(),
+            y=alt.Y("ece:Q", title="calibration error, points"),
+            color=alt.Color("which:N", title=None, scale=alt.Scale(
+                domain=["old classes", "new classes"], range=["#5b8db8", "#e76f51"])),
+            tooltip=["which:N", "step:O", alt.Tooltip("ece:Q", format=".1f")],
+        )
+    )  # fmt: skip
+    end = table[-1]
+    told = [f"{end[which]} points for {which}" for which in ("old classes", "new classes") if end[which] is not None]
+    words = f"How far confidence and accuracy lie apart (0 is perfect): {' and '.join(told)} after the last step."
+    return Figure("calibration", "Does it know how sure it is?", words, chart, table)
+
+
+def cost(run: Run) -> Figure:
+    rows = [
+        {"step": row["step"], "part": part, "seconds": seconds, "order": PARTS.index(part)}
+        for row in run.rows
+        for part, seconds in row.get("seconds_by_part", {"train": row["seconds"]}).items()
+    ]
+    chart = (
+        _chart(rows)
+        .mark_bar()
+        .encode(
+            x=_steps(),
+            y=alt.Y("seconds:Q", title="seconds"),
+            color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(PARTS), scheme="tableau10")),
+            order="order:Q",
+            tooltip=["part:N", alt.Tooltip("seconds:Q", format=".2f")],
+        )
+    )  # fmt: skip
+    total = sum(row["seconds"] for row in run.rows)
+    peak = max((row.get("memory_peak_mb", 0.0) for row in run.rows), default=0.0)
+    words = f"{total:.0f} seconds in all" + (f"; at most {peak:,.0f} MB of memory were in use." if peak else ".")
+    table = [
+        {"step": r["step"], **{part: _round(r.get("seconds_by_part", {}).get(part), 2) for part in PARTS},
+         "images/s": _round(r["images_per_second"], 0), "peak MB": _round(r.get("memory_peak_mb"), 0)} for r in run.rows
+    ]  # fmt: skip
+    return Figure("cost", "Where the time went", words, chart, table)
+
+
+# ---- several
+
+
+def group_figures(groups: Sequence[Group], panels: Sequence[dict[str, Any]]) -> list[Figure]:
+    figures = [curves(groups)]
+    figures += [small_multiple(number, panel, groups) for number, panel in enumerate(panels, 1)]
+    return [*figures, last_errors(groups), biases(groups), times(groups)]
+
+
+def _curve_rows(groups: Sequence[Group]) -> Rows:
+    rows: Rows = []
+    for group in groups:
+        values = group.values("top1")
+        spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+        for seen, mean, std in zip(group.seen, values.mean(0), spread, strict=True):
+            rows.append({"label": group.label, "seen": seen, "top1": mean, "low": mean - std, "high": mean + std,
+                         "std": std, "n": len(values), "from": "measured"})  # fmt: skip
+    return rows
+
+
+def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.LayerChart:
+    pick = alt.selection_point(fields=["label"], bind="legend")
+    base = (
+        _chart(rows)
+        .properties(height=height)
+        .encode(
+            x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=sorted({row["seen"] for row in rows}))),
+            color=alt.Color("label:N", title=None, sort=list(labels), legend=alt.Legend(orient="bottom", columns=4)),
+            opacity=alt.condition(pick, alt.value(1), alt.value(0.12)),
+        )
+    )
+    measured = "datum.from == 'measured'"
+    band = base.transform_filter(measured).mark_area(opacity=0.15).encode(
+        y="low:Q", y2="high:Q", opacity=alt.condition(pick, alt.value(0.15), alt.value(0.03)))  # fmt: skip
+    tooltip = [alt.Tooltip("label:N"), "seen:Q", alt.Tooltip("top1:Q", format=".1f"),
+               alt.Tooltip("std:Q", format=".1f"), "n:Q"]  # fmt: skip
+    line = base.transform_filter(measured).mark_line(point=True).encode(
+        y=_percent("top1", "top-1 accuracy, %"), tooltip=tooltip)  # fmt: skip
+    paper = base.transform_filter("datum.from == 'paper'").mark_line(strokeDash=[2, 3]).encode(y="top1:Q")
+    layers: alt.LayerChart = (band + line + paper).add_params(pick)
+    return layers
+
+
+def curves(groups: Sequence[Group]) -> Figure:
+    rows = _curve_rows(groups)
+    with_paper = False
+    for group in groups:
+        paper = from_paper(group.runs[0])
+        if paper and paper.curve:
+            with_paper = True
+            rows += [
+                {"label": group.label, "seen": seen, "top1": value, "from": "paper"}
+                for seen, value in zip(group.seen, paper.curve, strict=False)
+            ]
+    best = max(groups, key=lambda group: group.values("top1")[:, -1].mean())
+    runs = max(len(group.runs) for group in groups)
+    words = f"At the last step {best.label} stands highest, at {best.values('top1')[:, -1].mean():.1f} %."
+    words += (
+        f" Bands: mean ± standard deviation over up to {runs} seeds."
+        if runs > 1
+        else " One seed each: small differences mean little."
+    )
+    words += " Dotted: the paper." if with_paper else ""
+    table = [
+        {"method": row["label"], "classes": row["seen"], "top-1": _round(row["top1"]), "std": _round(row["std"])}
+        for row in rows
+        if row["from"] == "measured"
+    ]
+    return Figure("curves", "Accuracy as classes arrive", words, _curve_chart(rows, [g.label for g in groups]), table)
+
+
+def small_multiple(number: int, panel: dict[str, Any], groups: Sequence[Group]) -> Figure:
+    mine = [group for group in groups if group.label in panel["labels"]]
+    rows = _curve_rows(mine)
+    lasts = [f"{group.label} {group.values('top1')[:, -1].mean():.1f}" for group in mine]
+    words = f"At the last step: {', '.join(lasts)}."
+    table = [{"setting": r["label"], "classes": r["seen"], "top-1": _round(r["top1"])} for r in rows]
+    return Figure(f"panel-{number}", str(panel["title"]), words, _curve_chart(rows, panel["labels"], 240), table)
+
+
+def last_errors(groups: Sequence[Group]) -> Figure:
+    rows = [
+        {"label": g.label, "kind": words, "count": float(g.values(name)[:, -1].mean()), "order": i}
+        for g in groups
+        for i, (name, words) in enumerate(ERRORS.items())
+    ]
+    chart = (
+        _chart(rows)
+        .properties(height=alt.Step(22))
+        .mark_bar()
+        .encode(
+            y=alt.Y("label:N", title=None, sort=[g.label for g in groups]),
+            x=alt.X("count:Q", title="test images told wrong after the last step"),
+            color=alt.Color("kind:N", title=None, sort=list(ERRORS.values()),
+                            scale=alt.Scale(range=["#e9c46a", "#e76f51", "#5b8db8"]),
+                            legend=alt.Legend(orient="bottom", columns=1, labelLimit=400)),
+            order="order:Q",
+            tooltip=["label:N", "kind:N", alt.Tooltip("count:Q", format=".1f")],
+        )
+    )  # fmt: skip
+    table = [
+        {"method": g.label, **{short: _round(g.values(name)[:, -1].mean()) for name, short in
+                               (("e_n", "e(n)"), ("e_on", "e(o,n)"), ("e_oo", "e(o,o)"))}} for g in groups
+    ]  # fmt: skip
+    words = "Mistakes after the last step: mean over seeds."
+    return Figure("last-errors", "What the mistakes are", words, chart, table)
+
+
+def biases(groups: Sequence[Group]) -> Figure:
+    rows: Rows = []
+    fair = 0.0
+    for group in groups:
+        shares = []
+        for run in group.runs:
+            last = run.rows[-1]
+            share, fair = new_share(run.said(last["step"])[0], last["seen"] - last["new"])
+            shares.append(share)
+        rows.append({"label": group.label, "share": float(np.mean(shares)), "fair": fair})
+    base = (
+        _chart(rows)
+        .properties(height=alt.Step(22))
+        .encode(y=alt.Y("label:N", title=None, sort=[g.label for g in groups]))
+    )
+    bars = base.mark_bar(color="#5b8db8").encode(
+        x=alt.X("share:Q", title="predictions that name a new class, %", scale=alt.Scale(domain=[0, 100])),
+        tooltip=["label:N", alt.Tooltip("share:Q", format=".1f"), alt.Tooltip("fair:Q", format=".1f")],
+    )
+    ticks = base.mark_tick(color="#e76f51", thickness=3, size=18).encode(x="fair:Q")
+    words = (
+        "After the last step. The tick marks the share that would be fair: that of new classes among the test images."
+    )
+    table = [{"method": r["label"], "share": _round(r["share"]), "fair": _round(r["fair"])} for r in rows]
+    return Figure("biases", "Who favours the new?", words, bars + ticks, table)
+
+
+def times(groups: Sequence[Group]) -> Figure:
+    rows: Rows = [{"label": g.label, "seconds": float(g.values("seconds").sum(1).mean())} for g in groups]
+    chart = (
+        _chart(rows)
+        .properties(height=alt.Step(22))
+        .mark_bar(color="#2a9d8f")
+        .encode(
+            y=alt.Y("label:N", title=None, sort=[g.label for g in groups]),
+            x=alt.X("seconds:Q", title="seconds a run"),
+            tooltip=["label:N", alt.Tooltip("seconds:Q", format=".1f")],
+        )
+    )
+    slowest = max(rows, key=lambda row: row["seconds"])
+    words = f"Time of a whole run, mean over seeds; {slowest['label']} took longest, {slowest['seconds']:.0f} seconds."
+    return Figure(
+        "times", "What it costs", words, chart, [{"method": r["label"], "seconds": _round(r["seconds"])} for r in rows]
+    )

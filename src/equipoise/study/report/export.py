@@ -1,0 +1,77 @@
+"""Figures as pictures for a paper: SVG with its font inside, or PNG."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import RunError, UsageError, unknown
+from equipoise.files import write_bytes
+from equipoise.study.report.charts import Figure
+
+FORMATS = ("svg", "png", "pdf")
+FONT = "DejaVu Sans"
+WIDTH = 520
+
+
+def export(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write every figure in every format; returns the files."""
+    for name in formats:
+        if name not in FORMATS:
+            raise unknown("picture format", name, FORMATS)
+    if find_spec("vl_convert") is None:
+        raise UsageError("pictures need the package vl-convert-python: pip install 'equipoise[report]'")
+    import vl_convert
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write to {folder} ({error.strerror}): choose another --figures") from error
+    vendor = resources.files(__package__) / "vendor"
+    with resources.as_file(vendor) as fonts:
+        vl_convert.register_font_directory(str(fonts))
+    font = base64.b64encode((vendor / "DejaVuSans.ttf").read_bytes()).decode()
+    written = []
+    for figure in figures:
+        svg = vl_convert.vegalite_to_svg(json.dumps(for_paper(figure)))
+        made = {
+            "svg": lambda svg=svg: _with_font(svg, font).encode(),
+            "png": lambda svg=svg: vl_convert.svg_to_png(svg, scale=3),
+            "pdf": lambda svg=svg: vl_convert.svg_to_pdf(svg),
+        }
+        for name in formats:
+            file = folder / f"{figure.name}.{name}"
+            write_bytes(file, made[name]())
+            written.append(file)
+    return written
+
+
+def for_paper(figure: Figure) -> dict[str, Any]:
+    """The chart on white, with a fixed width, its words as description and one font throughout."""
+    spec = figure.spec()
+    spec["width"] = WIDTH
+    if figure.square:
+        spec["height"] = WIDTH
+    for layer in spec.get("layer", []):
+        layer.pop("width", None)
+        layer.pop("height", None)
+    spec["background"] = "white"
+    spec["description"] = figure.words
+    for parameter in spec.get("params", []):
+        parameter.pop("bind", None)  # a slider has no place on paper
+    texts = ("axis", "legend", "title", "header")
+    fonts = {part: {"labelFont": FONT, "titleFont": FONT} for part in texts if part != "title"}
+    spec["config"] = {**fonts, "title": {"font": FONT}, "text": {"font": FONT}, "view": {"stroke": None}}
+    return spec
+
+
+def _with_font(svg: str, font: str) -> str:
+    """The SVG with the font it names inside it."""
+    face = f"@font-face{{font-family:'{FONT}';src:url(data:font/ttf;base64,{font}) format('truetype')}}"
+    start = svg.index(">", svg.index("<svg")) + 1
+    return f"{svg[:start]}<defs><style>{face}</style></defs>{svg[start:]}"

@@ -1,0 +1,69 @@
+"use strict";
+// Text and lines of the charts take the page's own colour, so that light, dark and print need no second drawing.
+const config = {
+  background: "transparent", font: "inherit", view: { stroke: null },
+  axis: { labelColor: "currentColor", titleColor: "currentColor", domainColor: "gray", tickColor: "gray", gridColor: "rgba(128,128,128,.22)", titleFontWeight: "normal" },
+  legend: { labelColor: "currentColor", titleColor: "currentColor", titleFontWeight: "normal" },
+};
+const views = {};
+async function draw(element) {
+  const name = element.dataset.chart;
+  const spec = JSON.parse(document.getElementById("spec-" + name).textContent);
+  delete spec.config;
+  if (element.closest(".square")) spec.height = Math.min(element.clientWidth, 460) - 60;
+  if (element.clientWidth < 480) for (const part of [spec, ...(spec.layer || [])]) {
+    const legend = part.encoding && part.encoding.color && part.encoding.color.legend;
+    if (part.encoding && part.encoding.color && legend !== null) part.encoding.color.legend = { ...legend, orient: "bottom", columns: name === "curves" ? 2 : (legend || {}).columns || 3 };
+    if (part.encoding && part.encoding.shape) part.encoding.shape.legend = { orient: "bottom", columns: 1 };
+  }
+  const { view } = await vegaEmbed(element, spec, { actions: false, renderer: "svg", config });
+  views[name] = view;
+  if (name.startsWith("confusion")) view.addEventListener("click", (event, item) => item && item.datum && "t" in item.datum && listWorst(name, item.datum.t));
+}
+function listWorst(matrix, label) {
+  const { names, steps, worst } = JSON.parse(document.getElementById("confusions").textContent);
+  const panel = document.getElementById("worst");
+  panel.replaceChildren();
+  const title = document.createElement("b");
+  title.textContent = `${names[label]} (learned in step ${steps[label]})` + (matrix === "confusion-before" ? ", before the correction" : "");
+  const list = document.createElement("ol");
+  for (const [said, images] of worst[matrix][label]) {
+    const line = document.createElement("li");
+    line.textContent = `${names[said]}: ${images} image${images === 1 ? "" : "s"} (step ${steps[said]})`;
+    list.append(line);
+  }
+  const text = document.createElement("p");
+  text.textContent = "is never taken for another class.";
+  panel.append(title, list.children.length ? list : text);
+  panel.hidden = false;
+}
+function value(row, column, kind) {
+  const text = row.cells[column].textContent.trim();
+  if (kind === "text") return text.toLowerCase();
+  const number = parseFloat(text.replace("−", "-"));
+  return Number.isNaN(number) ? -Infinity : number;
+}
+for (const table of document.querySelectorAll("table.sortable")) {
+  table.querySelectorAll("th button").forEach((button, column) => button.addEventListener("click", () => {
+    const head = button.closest("th"), body = table.tBodies[0], kind = head.dataset.kind;
+    const next = head.getAttribute("aria-sort") === "descending" || (kind === "text" && !head.hasAttribute("aria-sort")) ? "ascending" : "descending";
+    table.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", next);
+    const sign = next === "ascending" ? 1 : -1;
+    const rows = [...body.rows].map(row => [value(row, column, kind), row]);
+    rows.sort(([a], [b]) => sign * (a < b ? -1 : a > b ? 1 : 0));
+    body.append(...rows.map(([, row]) => row));
+  }));
+}
+const search = document.getElementById("search");
+if (search) search.addEventListener("input", () => {
+  const wanted = search.value.trim().toLowerCase();
+  for (const row of document.querySelectorAll("#classes tbody tr")) row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
+});
+(async () => {
+  for (const element of document.querySelectorAll(".chart")) {
+    await draw(element);
+    await new Promise(done => setTimeout(done));  // let the page be read while it draws
+  }
+  document.documentElement.dataset.drawn = "yes";
+})();

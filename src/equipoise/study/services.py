@@ -1,0 +1,158 @@
+"""Where a tracker's figures go: one small adapter a service, its package imported only when a run is told to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import uuid4
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a service is told of a run when it starts or goes on."""
+
+    name: str
+    settings: dict[str, Any]
+    """All in one layer, as ``train.lr``."""
+    folder: Path
+    """For the service's own files."""
+    id: str | None
+    """What the service called the run when it began; None for a new one."""
+
+
+class Service:
+    """Where figures go: ``at`` counts what ``axis`` says, steps or epochs; ``moment`` counts the calls of a whole run."""
+
+    packages: ClassVar[tuple[str, ...]]
+    id: str
+
+    def __init__(self, run: Run) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def where() -> str:
+        """What must not change if a run is to go on there."""
+        return "here"
+
+    def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def finish(self, whole: bool) -> None:
+        raise NotImplementedError
+
+
+class TensorBoard(Service):
+    packages = ("tensorboardX",)
+
+    def __init__(self, run: Run) -> None:
+        # the plain writer: SummaryWriter has a thread, and waits for ever when that has died of a full disk
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.summary import hparams
+
+        # a file is named by the second, and one that is there would be overwritten
+        self.writer = EventsWriter(str(run.folder / "events"), filename_suffix=f".{uuid4().hex[:8]}")
+        self.id = run.id or run.name
+        experiment, begin, self.end = hparams(run.settings, {"top1": 0, "summary/average_without_first": 0})
+        if run.id is None:
+            self._write(experiment)
+            self._write(begin)
+
+    def _write(self, summary: Any, at: int = 0) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self.writer.write_event(Event(wall_time=time.time(), step=at, summary=summary))
+        self.writer.flush()
+
+    def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._write(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items()]), at)
+
+    def finish(self, whole: bool) -> None:
+        if whole:
+            self._write(self.end)
+        self.writer.close()
+
+
+class WandB(Service):
+    packages = ("wandb",)
+
+    @staticmethod
+    def where() -> str:
+        return os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+
+    def __init__(self, run: Run) -> None:
+        offline = self.where() == "offline"
+        if offline:
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline is to mean that nobody is called
+        import wandb
+
+        self.id = run.id or uuid4().hex[:12]
+        self.run = wandb.init(
+            id=self.id,
+            resume="allow",
+            project=os.environ.get("WANDB_PROJECT") or "equipoise",
+            name=run.name,
+            config=run.settings,
+            dir=run.folder.parent,  # it adds a folder "wandb" itself
+            mode="offline" if offline else None,
+            settings=wandb.Settings(console="off", silent=offline),
+        )
+        self.axes: dict[str, str] = {}
+
+    def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None:
+        for name in figures.keys() - self.axes.keys():
+            self.axes[name] = axis
+            self.run.define_metric(name, step_metric=axis)
+        # numbers of our own let `wandb sync` join the parts of a run that was stopped
+        self.run.log({axis: at, **figures}, step=moment, commit=True)
+
+    def finish(self, whole: bool) -> None:
+        self.run.finish(exit_code=0 if whole else 1)
+
+
+class MLflow(Service):
+    packages = ("mlflow", "sqlalchemy", "alembic")  # mlflow-skinny leaves out what its own SQLite store needs
+
+    @staticmethod
+    def where() -> str:
+        return os.environ.get("MLFLOW_TRACKING_URI") or "here"
+
+    def __init__(self, run: Run) -> None:
+        uri, artifacts = self.where(), None
+        if uri == "here":
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local store is to mean that nobody is called
+            os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # or it tells of its tables amid ours
+            folder = run.folder.resolve()
+            escaped = str(folder).translate({ord(sign): f"%{ord(sign):X}" for sign in "%?#"})
+            uri, artifacts = f"sqlite:///{escaped}/mlflow.db", (folder / "artifacts").as_uri()
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self.client = MlflowClient(uri)
+        if run.id is not None:
+            self.id = run.id
+            self.client.update_run(self.id, status="RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "equipoise"
+        known = self.client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self.client.create_experiment(name, artifacts)
+        self.id = self.client.create_run(experiment, run_name=run.name).info.run_id
+        params = [Param(name, str(value)[:500]) for name, value in run.settings.items()]  # longer ones are refused
+        self.client.log_batch(self.id, params=params)
+
+    def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = round(time.time() * 1000)
+        self.client.log_batch(self.id, [Metric(name, value, now, at) for name, value in figures.items()])
+
+    def finish(self, whole: bool) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if whole else "KILLED")
+
+
+SERVICES: dict[str, type[Service]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
