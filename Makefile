@@ -35,9 +35,17 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; PyTorch is large, this takes a minute or two)…"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "equipoise needs Python 3.11 or newer: run make with PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt -e .
+	@$(PIP) install -c constraints.txt -e '.[report]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
 	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(BROWSER)
 	@touch $@
+
+# Tests open the reports in Chromium: installed where we may, else those tests are skipped and say so.
+define BROWSER
+command -v chromium >/dev/null || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 \
+  || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
+  >/dev/null 2>&1 || true
+endef

@@ -55,6 +55,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mlflow")
     folder = tmp_path_factory.mktemp("mlflow") / "50%20 of what?#"
     folder.mkdir()
+    (folder / "draft.db").write_text("its making was cut short")
     MLflow(Run("another", {}, folder, None)).finish(whole=True)
     return folder / "mlflow.db"
 
@@ -101,6 +102,7 @@ def hear_tensorboard(directory: Path) -> Heard:
 
 def hear_wandb(directory: Path) -> Heard:
     internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    pytest.importorskip("wandb").teardown()  # its service writes the file a little after a run has finished
     heard, moment = Heard(), 0
     for file in sorted((directory / "tracking" / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.parent):
         heard.runs.add(file.stem)

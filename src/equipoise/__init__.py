@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from equipoise.learn.align import align_head as align_head
     from equipoise.learn.align import head_norms as head_norms
     from equipoise.study.experiment import run as run
+    from equipoise.study.report import report as report
 
 _HOME = {
     "align_head": "equipoise.learn.align",
     "head_norms": "equipoise.learn.align",
     "herd": "equipoise.data.herding",
+    "report": "equipoise.study.report",
     "run": "equipoise.study.experiment",
 }
-__all__ = ["__version__", "align_head", "head_norms", "herd", "run"]
+__all__ = ["__version__", "align_head", "head_norms", "herd", "report", "run"]
 
 
 def __getattr__(name: str) -> Any:

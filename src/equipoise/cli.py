@@ -140,9 +140,28 @@ def run(
         return
     reporter = Together(make_reporter(json, quiet), *trackers)
     try:
-        execute(settings, out or default_directory(settings), lambda: load_data(settings, options.data_root), reporter)
+        out = out or default_directory(settings)
+        execute(settings, out, lambda: load_data(settings, options.data_root), reporter)
     finally:
         reporter.close()
+    _add_page(out, silent=json)
+
+
+def _add_page(directory: Path, silent: bool) -> None:
+    """The report at the end of a run; where none can be made the run is not less done."""
+    from equipoise.study.report import NEEDED, available, report
+
+    if not available():
+        if not silent:
+            print(f"no page was made: {NEEDED}")
+        return
+    try:
+        made = report(directory)
+    except (EquipoiseError, OSError) as error:
+        print(f"equipoise: no page was made: {error}", file=sys.stderr)
+        return
+    if not silent:
+        print(f"report: {made.page}")
 
 
 def _show_plan(experiment: Any, json: bool, estimate: Any) -> None:
@@ -275,9 +294,41 @@ def _compare(cells: Any, panels: Any, out: Path, data_root: Path | None, json: b
         console.print(
             f"files: {escape(str(out))} (finished runs are kept: remove the directory to run them anew)", soft_wrap=True
         )
+    if table["entries"]:
+        _add_page(out, silent=json)
     if table["failed"]:
         names = ", ".join(f"{run['label']} with seed {run['seed']}" for run in table["failed"])
         raise RunError(f"{len(table['failed'])} of {len(cells)} runs failed and are left out of the table: {names}")
+
+
+@app.command
+def report(directory: Path, *, figures: Path | None = None, formats: str = "svg,png", json: Flag = False) -> None:
+    """Make one HTML page of a run or a comparison: charts, tables, pictures; it needs no network.
+
+    Parameters
+    ----------
+    directory
+        A run's directory, or one with runs below it; report.html is written into it.
+    figures
+        Write every chart as a picture into this directory too.
+    formats
+        Of the pictures: svg, png, pdf, with commas between them.
+    json
+        What was written, as one JSON object.
+    """
+    from equipoise.study.report import report as make_report
+
+    made = make_report(directory, figures, [name.strip() for name in formats.split(",")])
+    for name, why in made.left_out:
+        print(f"equipoise: left out {name}: {why}", file=sys.stderr)
+    if json:
+        left_out = [{"run": name, "why": why} for name, why in made.left_out]
+        pictures = [str(file) for file in made.pictures]
+        print(json_module.dumps({"page": str(made.page), "pictures": pictures, "left_out": left_out}))
+        return
+    print(f"report: {made.page}")
+    if made.pictures:
+        print(f"{len(made.pictures)} pictures: {figures}")
 
 
 @app.command

@@ -67,7 +67,7 @@ def _sheet(path: Path, rows: Sequence[Images], columns: int) -> int:
         for across, pixels in enumerate(images.read(torch.arange(len(images)))):
             picture = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy())
             picture = picture.resize((edge, edge), Image.Resampling.BILINEAR if width > edge else Image.Resampling.BOX)
-            sheet[down * edge : (down + 1) * edge, across * edge : (across + 1) * edge] = picture
+            sheet[down * edge : (down + 1) * edge, across * edge : (across + 1) * edge] = np.asarray(picture)
     encoded = io.BytesIO()
     Image.fromarray(sheet).save(encoded, "WEBP", quality=60, method=4)
     write_bytes(path, encoded.getvalue())

@@ -89,6 +89,8 @@ class WandB(Service):
         offline = self.where() == "offline"
         if offline:
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline is to mean that nobody is called
+            # or a killed run loses the last 15 s: the file is written so seldom
+            os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "1")
         import wandb
 
         self.id = run.id or uuid4().hex[:12]
@@ -128,8 +130,7 @@ class MLflow(Service):
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local store is to mean that nobody is called
             os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # or it tells of its tables amid ours
             folder = run.folder.resolve()
-            escaped = str(folder).translate({ord(sign): f"%{ord(sign):X}" for sign in "%?#"})
-            uri, artifacts = f"sqlite:///{escaped}/mlflow.db", (folder / "artifacts").as_uri()
+            uri, artifacts = _database(folder), (folder / "artifacts").as_uri()
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -153,6 +154,21 @@ class MLflow(Service):
 
     def finish(self, whole: bool) -> None:
         self.client.set_terminated(self.id, "FINISHED" if whole else "KILLED")
+
+
+def _database(folder: Path) -> str:
+    """The address of a SQLite file, made under another name: one whose making was cut short can never be opened."""
+    from mlflow import MlflowClient
+
+    def address(file: Path) -> str:
+        return "sqlite:///" + str(file).translate({ord(sign): f"%{ord(sign):X}" for sign in "%?#"})
+
+    file, draft = folder / "mlflow.db", folder / "draft.db"
+    if not file.exists():
+        draft.unlink(missing_ok=True)
+        MlflowClient(address(draft))
+        draft.replace(file)
+    return address(file)
 
 
 SERVICES: dict[str, type[Service]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}

@@ -19,9 +19,15 @@ ERRORS = {
     "e_oo": "old ones taken for other old classes, e(o,o)",
 }
 PARTS = ("train", "teacher", "evaluation", "herding", "checkpoint", "other")
-AFTER, BEFORE, PAPER = "after the correction", "before it", "the paper"
+AFTER, BEFORE, PAPER, FAIR = "after the correction", "before it", "the paper", "fair"
+STROKES = {
+    AFTER: ("#2a9d8f", [1, 0]),
+    BEFORE: ("#e76f51", [6, 3]),
+    PAPER: ("#888888", [2, 3]),
+    FAIR: ("#888888", [2, 3]),
+}
 STEP_COLOURS = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.92]))
-HEIGHT = 280
+HEIGHT, ROW = 280, 24
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Figure:
     square: bool = False
 
     def spec(self) -> dict[str, Any]:
-        return self.chart.to_dict()
+        return {**self.chart.to_dict(), "description": f"{self.title}. {self.words}"}  # what a screen reader says
 
 
 def _data(rows: Rows) -> alt.InlineData:
@@ -56,6 +62,15 @@ def _steps(name: str = "step", title: str = "step") -> alt.X:
     return alt.X(f"{name}:O", title=title, axis=alt.Axis(labelAngle=0))
 
 
+def _which(order: Sequence[str]) -> dict[str, Any]:
+    """Colour and dashes of lines that are told apart by ``which``, under one legend."""
+    colours, dashes = zip(*(STROKES[which] for which in order), strict=True)
+    return {
+        "color": alt.Color("which:N", title=None, scale=alt.Scale(domain=order, range=colours)),
+        "strokeDash": alt.StrokeDash("which:N", title=None, scale=alt.Scale(domain=order, range=dashes)),
+    }
+
+
 def _round(value: float | None, digits: int = 1) -> float | None:
     return None if value is None or np.isnan(value) else round(float(value), digits)
 
@@ -64,7 +79,8 @@ def _round(value: float | None, digits: int = 1) -> float | None:
 
 
 def run_figures(run: Run) -> list[Figure]:
-    figures = [accuracy(run), errors(run), fairness(run)]
+    figures = [accuracy(run), errors(run)]
+    figures += [fairness(run)] if len(run.rows) > 1 else []
     figures += [norms(run)] if run.said(len(run.rows))[0].norms is not None else []
     figures += confusions(run)
     figures += [age(run)] if len(run.rows) > 1 else []
@@ -85,11 +101,8 @@ def accuracy(run: Run) -> Figure:
     base = _chart(rows).encode(
         x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[row["seen"] for row in run.rows])),
         y=_percent("top1", "top-1 accuracy, %"),
-        color=alt.Color("which:N", title=None, sort=order, scale=alt.Scale(range=["#2a9d8f", "#e76f51", "#888888"])),
+        **_which(order),
         tooltip=["which:N", "seen:Q", alt.Tooltip("top1:Q", format=".1f")],
-    )
-    dash = alt.StrokeDash(
-        "which:N", sort=order, legend=None, scale=alt.Scale(domain=order, range=[[1, 0], [6, 3], [2, 3]][: len(order)])
     )
     last, first = run.rows[-1], run.rows[0]
     words = f"Accuracy on all classes seen so far: {first['top1']:.1f} % after step 1, {last['top1']:.1f} % at the end."
@@ -99,7 +112,7 @@ def accuracy(run: Run) -> Figure:
         {"classes": row["seen"], AFTER: _round(row["top1"]), BEFORE: _round(row["top1_uncorrected"])}
         for row in run.rows
     ]
-    chart = base.mark_line().encode(strokeDash=dash) + base.mark_point(filled=True, size=50)
+    chart = base.mark_line() + base.mark_point(filled=True, size=50, opacity=1)
     return Figure("accuracy", "Accuracy as classes arrive", words, chart, table)
 
 
@@ -123,7 +136,6 @@ def errors(run: Run) -> Figure:
                 title=None,
                 sort=list(ERRORS.values()),
                 scale=alt.Scale(range=["#e9c46a", "#e76f51", "#5b8db8"]),
-                legend=alt.Legend(orient="bottom", columns=1, labelLimit=400),
             ),
             order="order:Q",
             opacity=alt.Opacity(
@@ -150,33 +162,30 @@ def errors(run: Run) -> Figure:
 def fairness(run: Run) -> Figure:
     rows: Rows = []
     table: Rows = []
-    for row in run.rows:
+    for row in run.rows[1:]:
         old = row["seen"] - row["new"]
         after, before = run.said(row["step"])
         (share, fair), (share_before, _) = new_share(after, old), new_share(before, old)
         rows += [
             {"step": row["step"], "share": share, "which": AFTER},
-            {"step": row["step"], "share": fair, "which": "fair"},
+            {"step": row["step"], "share": fair, "which": FAIR},
         ]
         rows += [{"step": row["step"], "share": share_before, "which": BEFORE}] if run.corrects else []
         table.append({"step": row["step"], "fair": _round(fair), AFTER: _round(share), BEFORE: _round(share_before)})
-    order = [AFTER, BEFORE, "fair"] if run.corrects else [AFTER, "fair"]
-    colours = ["#2a9d8f", "#e76f51", "#888888"] if run.corrects else ["#2a9d8f", "#888888"]
-    dashes = [[1, 0], [6, 3], [2, 3]] if run.corrects else [[1, 0], [2, 3]]
+    order = [AFTER, BEFORE, FAIR] if run.corrects else [AFTER, FAIR]
     base = _chart(rows).encode(
         x=_steps(),
         y=alt.Y("share:Q", title="predictions that name a new class, %", scale=alt.Scale(domain=[0, 100])),
-        color=alt.Color("which:N", title=None, scale=alt.Scale(domain=order, range=colours)),
+        **_which(order),
         tooltip=["which:N", "step:O", alt.Tooltip("share:Q", format=".1f")],
     )
-    dash = alt.StrokeDash("which:N", legend=None, scale=alt.Scale(domain=order, range=dashes))
     end = table[-1]
     words = (
         f"How biased the model is. {end['fair']} % of the last test images are of new classes, "
         f"and {end[AFTER]} % of the predictions name one"
     )
     words += f"; before the correction it was {end[BEFORE]} %." if run.corrects else "."
-    chart = base.mark_line().encode(strokeDash=dash) + base.mark_point(filled=True, size=50)
+    chart = base.mark_line() + base.mark_point(filled=True, size=50, opacity=1)
     return Figure("fairness", "Does it favour the new?", words, chart, table)
 
 
@@ -375,7 +384,7 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
         .properties(height=height)
         .encode(
             x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=sorted({row["seen"] for row in rows}))),
-            color=alt.Color("label:N", title=None, sort=list(labels), legend=alt.Legend(orient="bottom", columns=4)),
+            color=alt.Color("label:N", title=None, sort=list(labels)),
             opacity=alt.condition(pick, alt.value(1), alt.value(0.12)),
         )
     )
@@ -386,9 +395,10 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
                alt.Tooltip("std:Q", format=".1f"), "n:Q"]  # fmt: skip
     line = base.transform_filter(measured).mark_line(point=True).encode(
         y=_percent("top1", "top-1 accuracy, %"), tooltip=tooltip)  # fmt: skip
-    paper = base.transform_filter("datum.from == 'paper'").mark_line(strokeDash=[2, 3]).encode(y="top1:Q")
-    layers: alt.LayerChart = (band + line + paper).add_params(pick)
-    return layers
+    layers: alt.LayerChart = band + line
+    if any(row["from"] == "paper" for row in rows):
+        layers += base.transform_filter("datum.from == 'paper'").mark_line(strokeDash=[2, 3]).encode(y="top1:Q")
+    return layers.add_params(pick)
 
 
 def curves(groups: Sequence[Group]) -> Figure:
@@ -436,14 +446,13 @@ def last_errors(groups: Sequence[Group]) -> Figure:
     ]
     chart = (
         _chart(rows)
-        .properties(height=alt.Step(22))
+        .properties(height=ROW * len(groups))
         .mark_bar()
         .encode(
             y=alt.Y("label:N", title=None, sort=[g.label for g in groups]),
             x=alt.X("count:Q", title="test images told wrong after the last step"),
             color=alt.Color("kind:N", title=None, sort=list(ERRORS.values()),
-                            scale=alt.Scale(range=["#e9c46a", "#e76f51", "#5b8db8"]),
-                            legend=alt.Legend(orient="bottom", columns=1, labelLimit=400)),
+                            scale=alt.Scale(range=["#e9c46a", "#e76f51", "#5b8db8"])),
             order="order:Q",
             tooltip=["label:N", "kind:N", alt.Tooltip("count:Q", format=".1f")],
         )
@@ -468,7 +477,7 @@ def biases(groups: Sequence[Group]) -> Figure:
         rows.append({"label": group.label, "share": float(np.mean(shares)), "fair": fair})
     base = (
         _chart(rows)
-        .properties(height=alt.Step(22))
+        .properties(height=ROW * len(groups))
         .encode(y=alt.Y("label:N", title=None, sort=[g.label for g in groups]))
     )
     bars = base.mark_bar(color="#5b8db8").encode(
@@ -487,7 +496,7 @@ def times(groups: Sequence[Group]) -> Figure:
     rows: Rows = [{"label": g.label, "seconds": float(g.values("seconds").sum(1).mean())} for g in groups]
     chart = (
         _chart(rows)
-        .properties(height=alt.Step(22))
+        .properties(height=ROW * len(groups))
         .mark_bar(color="#2a9d8f")
         .encode(
             y=alt.Y("label:N", title=None, sort=[g.label for g in groups]),

@@ -52,7 +52,7 @@ def export(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> l
 
 
 def for_paper(figure: Figure) -> dict[str, Any]:
-    """The chart on white, with a fixed width, its words as description and one font throughout."""
+    """The chart on white, with a fixed width, and one font throughout."""
     spec = figure.spec()
     spec["width"] = WIDTH
     if figure.square:
@@ -61,12 +61,11 @@ def for_paper(figure: Figure) -> dict[str, Any]:
         layer.pop("width", None)
         layer.pop("height", None)
     spec["background"] = "white"
-    spec["description"] = figure.words
     for parameter in spec.get("params", []):
         parameter.pop("bind", None)  # a slider has no place on paper
-    texts = ("axis", "legend", "title", "header")
-    fonts = {part: {"labelFont": FONT, "titleFont": FONT} for part in texts if part != "title"}
-    spec["config"] = {**fonts, "title": {"font": FONT}, "text": {"font": FONT}, "view": {"stroke": None}}
+    legend = {"orient": "bottom", "labelLimit": 400, "columns": 1 if "errors" in figure.name else 4}
+    legend |= {"titleFontWeight": "normal"}
+    spec["config"] = {"font": FONT, "legend": legend, "axis": {"titleFontWeight": "normal"}, "view": {"stroke": None}}
     return spec
 
 

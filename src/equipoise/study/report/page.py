@@ -42,7 +42,7 @@ def render_run(run: Run, figures: Sequence[Figure]) -> str:
         paper=from_paper(run),
         verdict=verdict(run),
         classes=class_table(run),
-        gallery=_gallery(run),
+        gallery=_gallery(run) if run.summary else None,
         confusions=_confusions(run),
         facts=_facts(run),
         settings=_flat(settings),

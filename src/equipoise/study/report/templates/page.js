@@ -1,9 +1,9 @@
 "use strict";
 // Text and lines of the charts take the page's own colour, so that light, dark and print need no second drawing.
 const config = {
-  background: "transparent", font: "inherit", view: { stroke: null },
+  background: "transparent", font: "system-ui, -apple-system, Segoe UI, sans-serif", view: { stroke: null },
   axis: { labelColor: "currentColor", titleColor: "currentColor", domainColor: "gray", tickColor: "gray", gridColor: "rgba(128,128,128,.22)", titleFontWeight: "normal" },
-  legend: { labelColor: "currentColor", titleColor: "currentColor", titleFontWeight: "normal" },
+  legend: { labelColor: "currentColor", titleColor: "currentColor", titleFontWeight: "normal", orient: "bottom", labelLimit: 400, symbolBaseFillColor: "gray", symbolBaseStrokeColor: "gray" },
 };
 const views = {};
 async function draw(element) {
@@ -11,11 +11,8 @@ async function draw(element) {
   const spec = JSON.parse(document.getElementById("spec-" + name).textContent);
   delete spec.config;
   if (element.closest(".square")) spec.height = Math.min(element.clientWidth, 460) - 60;
-  if (element.clientWidth < 480) for (const part of [spec, ...(spec.layer || [])]) {
-    const legend = part.encoding && part.encoding.color && part.encoding.color.legend;
-    if (part.encoding && part.encoding.color && legend !== null) part.encoding.color.legend = { ...legend, orient: "bottom", columns: name === "curves" ? 2 : (legend || {}).columns || 3 };
-    if (part.encoding && part.encoding.shape) part.encoding.shape.legend = { orient: "bottom", columns: 1 };
-  }
+  const narrow = element.clientWidth < 480;
+  config.legend.columns = name === "errors" || name === "last-errors" ? 1 : narrow ? 2 : 6;
   const { view } = await vegaEmbed(element, spec, { actions: false, renderer: "svg", config });
   views[name] = view;
   if (name.startsWith("confusion")) view.addEventListener("click", (event, item) => item && item.datum && "t" in item.datum && listWorst(name, item.datum.t));
