@@ -501,7 +501,7 @@ def test_podnet_loss_and_local_similarity(form: str) -> None:
     scale = float(array(torch.as_tensor(method.head.scale)))
     losses = []
     for i, label in enumerate(y.tolist()):
-        raised = np.exp(scale * (similarity[i] - (0.6 if form == "code" else 0.0)))  # the code's margin hits every class
+        raised = np.exp(scale * (similarity[i] - (0.6 if form == "code" else 0.0)))  # it hits every class
         others = raised.sum() - raised[label]
         if form == "code":  # …and its shift by the winner leaves the winner's own e^0 in the label's place
             losses.append(-np.log(raised[label] / (others + raised.max())))
@@ -566,9 +566,10 @@ def test_rps_output_is_the_sum_over_fixed_and_current_modules() -> None:
 
 
 def test_rps_chooses_its_path_on_images_it_holds_out() -> None:
-    learned = Learned("rps", every=1, candidates=3, parallel=4)
+    learned = Learned("rps", every=1, candidates=3, parallel=8)
     trained: list[set[int]] = []
     judged: list[set[int]] = []
+    found: list[tuple[int, list[int]]] = []
     original, hits = Fit.__call__, RPS.hits
 
     def spy(self: Fit, images: Images, *rest: Any, **named: Any) -> None:
@@ -577,7 +578,9 @@ def test_rps_chooses_its_path_on_images_it_holds_out() -> None:
 
     def spy_hits(self: RPS, images: Images, fit: Fit) -> int:
         judged.append(set(zip(images.labels.tolist(), images.rows.tolist(), strict=True)))  # type: ignore[arg-type]
-        return hits(self, images, fit)
+        found.append(((3, 9, 5)[len(found)], self.paths.path.tolist()))
+        assert 0 <= hits(self, images, fit) <= len(images)
+        return found[-1][0]
 
     method, fit = learned.method, learned.second
     assert isinstance(method, RPS)
@@ -586,6 +589,8 @@ def test_rps_chooses_its_path_on_images_it_holds_out() -> None:
         patch.setattr(RPS, "hits", spy_hits)
         method.choose_path(fit)
     assert len(judged) == 3
+    assert found[1][1] not in (found[0][1], found[2][1])
+    assert method.paths.path.tolist() == found[1][1]  # the one with 9 hits
     assert all(not (held & seen) for held, seen in zip(judged, trained, strict=True))
 
 
@@ -631,9 +636,9 @@ def test_gan_players_do_not_feel_each_others_loss() -> None:
     method.codes.grow(2)
     real, y = torch.rand(6, 1, 8, 8) * 2 - 1, torch.tensor([0, 1, 0, 1, 0, 1])
 
-    def critic_gradient(part: Callable[[], Tensor]) -> list[Tensor]:
+    def gradient(part: Callable[[], Tensor], player: nn.Module) -> list[Tensor]:
         torch.manual_seed(3)
-        return list(torch.autograd.grad(part(), list(method.critic.parameters())))
+        return list(torch.autograd.grad(part(), list(player.parameters())))
 
     def critic_only() -> Tensor:
         noise = torch.randn(6, method.noise)
@@ -642,11 +647,16 @@ def test_gan_players_do_not_feel_each_others_loss() -> None:
         losses = (1 - method.critic(real, code)).relu(), (1 + method.critic(made, code)).relu()
         return torch.stack([loss.mean() for loss in losses]).sum()
 
+    def generator_only() -> Tensor:
+        made = method.generator(torch.randn(6, method.noise), method.codes.weight[y])
+        fooled: Tensor = method.critic(made, method.codes.weight[y].detach())
+        return -fooled.mean()
+
     method.eval()
-    for both, alone in zip(
-        critic_gradient(lambda: method.gan_loss(real, y)), critic_gradient(critic_only), strict=True
-    ):
-        torch.testing.assert_close(both, alone)
+    both = lambda: method.gan_loss(real, y)  # noqa: E731
+    for player, alone in ((method.critic, critic_only), (method.generator, generator_only)):
+        for one, other in zip(gradient(both, player), gradient(alone, player), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_simple_nem_trains_once_and_then_only_averages() -> None:

@@ -322,6 +322,12 @@ def test_steps_divide_weight_decay_in_training(quick: Quick) -> None:
     assert divided.rows[1]["norms_new"] != whole.rows[1]["norms_new"]
 
 
+def test_a_network_that_dies_without_a_memory_is_told_too(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SmallNet, "forward", lambda self, x: torch.zeros(len(x), self.width, requires_grad=True))
+    with pytest.raises(RunError, match=r"the same scores after step 1: the network has died.*method\.clip=false"):
+        quick(method="ce", overrides={"memory": {"size": 0}})
+
+
 def test_a_dead_network_is_told(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = SmallNet.maps
     monkeypatch.setattr(SmallNet, "maps", lambda self, x: [0 * found for found in alive(self, x)])

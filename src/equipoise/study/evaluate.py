@@ -27,6 +27,8 @@ class Predictions:
     """Whether the true class is among the five highest."""
     confidence: Tensor
     """The softmax of the highest score."""
+    all_alike: bool = False
+    """Whether every image got the same scores, as from a network that has died."""
 
 
 def predict_all(method: Method, images: Images, augment: Augment, runtime: Runtime) -> Predictions:
@@ -37,6 +39,7 @@ def predict_all(method: Method, images: Images, augment: Augment, runtime: Runti
         top1=scores.argmax(1),
         in_top5=(five == images.labels[:, None]).any(1),
         confidence=scores.softmax(1).amax(1),
+        all_alike=bool((scores == scores[0]).all()),
     )
 
 

@@ -19,7 +19,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
-from equipoise.errors import UsageError
+from equipoise.errors import RunError, UsageError
 from equipoise.learn.method import Method
 from equipoise.learn.nets import Architecture
 from equipoise.learn.trainer import Fit, learn_step
@@ -128,7 +128,14 @@ class Experiment:
         )
 
     def judge(self, step: Step) -> Predictions:
-        return predict_all(self.method, self.stream.tests(step), self.augment, self.settings.runtime)
+        said = predict_all(self.method, self.stream.tests(step), self.augment, self.settings.runtime)
+        if step.seen > 1 and len(said.labels) > 1 and said.all_alike:
+            raise RunError(
+                f"every test image gets the same scores after step {step.index}: the network has died, "
+                f"so lower train.lr (now {self.settings.train.lr:g})"
+                + (" or set method.clip=false" if self.settings.fields.get("clip") else "")
+            )
+        return said
 
 
 def load_data(settings: Settings, data_root: str | Path | None) -> Dataset:

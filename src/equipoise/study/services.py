@@ -25,7 +25,7 @@ class Run:
 
 
 class Service:
-    """Where figures go: ``at`` counts what ``axis`` says, steps or epochs; ``moment`` counts the calls of a whole run."""
+    """Where figures go: ``at`` counts steps or epochs, as ``axis`` says; ``moment`` counts all calls of a run."""
 
     packages: ClassVar[tuple[str, ...]]
     id: str

@@ -384,7 +384,13 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
         .properties(height=height)
         .encode(
             x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=sorted({row["seen"] for row in rows}))),
-            color=alt.Color("label:N", title=None, sort=list(labels)),
+            color=alt.Color(
+                "label:N",
+                title=None,
+                sort=list(labels),
+                legend=alt.Legend(symbolOpacity=1),
+                scale=alt.Scale(scheme="tableau10" if len(labels) <= 10 else "tableau20"),
+            ),
             opacity=alt.condition(pick, alt.value(1), alt.value(0.12)),
         )
     )
