@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from equipoise.data.dataset import Dataset
+from equipoise.data.stream import ClassStream
 from equipoise.errors import RunError, UsageError
 from equipoise.files import read_tensors, write_json, write_tensors
 from equipoise.learn.nets import SmallNet
@@ -200,10 +202,11 @@ def test_run_directory_of_other_settings_is_refused(quick: Quick, tmp_path: Path
         quick(out=tmp_path / "x", overrides={"fields": {"norm": 1}})
 
 
-def test_two_processes_cannot_share_a_run_directory(tmp_path: Path) -> None:
+def test_two_processes_cannot_share_a_run_directory(tmp_path: Path, digits: Dataset) -> None:
     one, two = RunDir(tmp_path, resolve("digits")), RunDir(tmp_path, resolve("digits"))
-    with one.open("data"), pytest.raises(RunError, match="another process"):
-        two.open("data")
+    stream = ClassStream(digits, 5)
+    with one.open(stream), pytest.raises(RunError, match="another process"):
+        two.open(stream)
 
 
 def test_divergence_is_told_not_hidden(quick: Quick) -> None:

@@ -52,6 +52,9 @@ class Common:
     ] = None
     device: Annotated[str | None, Parameter(help="cpu, cuda, mps, …")] = None
     threads: Annotated[int | None, Parameter(help="CPU threads.")] = None
+    track: Annotated[
+        str, Parameter(help="Tell trackers too, with commas between them: tensorboard, wandb, mlflow.")
+    ] = ""
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Settings by section, from --set and from the options that have a name of their own."""
@@ -102,7 +105,6 @@ def run(
     seed: int = 0,
     out: Path | None = None,
     options: Shared = NO_OPTIONS,
-    track: str = "",
     json: Flag = False,
     quiet: Flag = False,
     dry_run: Flag = False,
@@ -119,8 +121,6 @@ def run(
         Another seed, another run; the same seed, the same bits.
     out
         The run's directory.
-    track
-        Tell trackers too, with commas between them: tensorboard, wandb, mlflow.
     json
         One JSON object a line instead of a table.
     quiet
@@ -134,7 +134,7 @@ def run(
     from equipoise.study.trackers import make_trackers
 
     settings = resolve(dataset, method, options.recipe, seed, options.overrides())
-    trackers = make_trackers(track)
+    trackers = make_trackers(options.track)
     if dry_run:
         _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json, estimate)
         return
@@ -226,7 +226,7 @@ def compare(
     names = [name.strip() for name in methods.split(",")]
     counts = [_step_count(text) for text in steps or []]
     cells = plan(dataset, names, _seeds(seeds), counts, recipe=options.recipe, overrides=options.overrides())
-    _compare(cells, None, out, options.data_root, json, quiet)
+    _compare(cells, None, out, options, json, quiet)
 
 
 @app.command
@@ -261,7 +261,7 @@ def ablate(
 
     overrides = options.overrides()
     cells, panels = plan_ablation(dataset, method, _seeds(seeds), recipe=options.recipe, overrides=overrides)
-    _compare(cells, panels, out, options.data_root, json, quiet)
+    _compare(cells, panels, out, options, json, quiet)
 
 
 def _seeds(text: str) -> list[int]:
@@ -271,7 +271,7 @@ def _seeds(text: str) -> list[int]:
         raise UsageError(f"seeds '{text}' cannot be read: give whole numbers, as 0,1,2") from error
 
 
-def _compare(cells: Any, panels: Any, out: Path, data_root: Path | None, json: bool, quiet: bool) -> None:
+def _compare(cells: Any, panels: Any, out: Path, options: Common, json: bool, quiet: bool) -> None:
     """Run all cells and show them side by side."""
     from rich.console import Console
     from rich.markup import escape
@@ -279,12 +279,16 @@ def _compare(cells: Any, panels: Any, out: Path, data_root: Path | None, json: b
     from equipoise.study.compare import Onlooker, SideBySide
     from equipoise.study.compare import compare as run_all
     from equipoise.study.tables import comparison, notes
+    from equipoise.study.trackers import make_trackers
 
+    trackers = make_trackers(options.track)
     onlooker = Onlooker() if json or quiet else SideBySide()
     try:
-        table = run_all(cells, out, panels=panels, data_root=data_root, onlooker=onlooker)
+        table = run_all(cells, out, panels=panels, data_root=options.data_root, onlooker=onlooker, trackers=trackers)
     finally:
         onlooker.close()
+        for tracker in trackers:
+            tracker.close()
     if json:
         print(json_module.dumps(table))
     else:

@@ -24,7 +24,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.errors import EquipoiseError, UsageError
 from equipoise.files import write_json, write_text
 from equipoise.study.experiment import Experiment, Result, execute, load_data
-from equipoise.study.progress import Reporter, Start, Table, duration
+from equipoise.study.progress import Reporter, Start, Table, Together, duration
 from equipoise.study.recipe import Settings, resolve
 from equipoise.study.rundir import RunDir
 from equipoise.study.tables import FIGURES, comparison, comparison_csv, comparison_latex, in_steps
@@ -154,12 +154,14 @@ def compare(
     panels: Sequence[Mapping[str, Any]] | None = None,
     data_root: str | Path | None = None,
     onlooker: Onlooker | None = None,
+    trackers: Sequence[Reporter] = (),
 ) -> dict[str, Any]:
     """Run every cell that is not yet in ``out``; returns what compare.json holds, which is written after each run.
 
     A run that fails is left out and told under "failed"; the others go on.
     """
     onlooker = onlooker or Onlooker()
+    reporter = Together(onlooker, *trackers)
     load = _load_once(data_root)
     _check(cells, out, load)
     finished: list[tuple[Cell, Result]] = []
@@ -167,10 +169,10 @@ def compare(
     onlooker.standing(_standing(cells, 0, finished, failed, panels, out))
     for done, cell in enumerate(cells, 1):
         try:
-            result = execute(cell.settings, out / cell.directory, partial(load, cell.settings), onlooker)
+            result = execute(cell.settings, out / cell.directory, partial(load, cell.settings), reporter)
             finished.append((cell, result))
         except EquipoiseError as error:
-            onlooker.close()
+            reporter.close()
             onlooker.failed(cell, error)
             failed.append({"label": cell.label, "seed": cell.settings.seed, "error": str(error)})
         standing = _standing(cells, done, finished, failed, panels, out)
