@@ -16,7 +16,8 @@ from equipoise.errors import EquipoiseError, UsageError
 from equipoise.study.ablate import plan_ablation
 from equipoise.study.compare import Cell, Onlooker, SideBySide, Standing, compare, plan
 from equipoise.study.progress import Start
-from equipoise.study.tables import comparison, comparison_latex, notes
+from equipoise.study.publish import comparison_latex
+from equipoise.study.tables import comparison, notes
 
 TINY: dict[str, dict[str, Any]] = {"train": {"epochs": 1}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
 FIGURES = ("last", "average_without_first", "average_with_first", "forgetting")

@@ -372,7 +372,7 @@ def methods(name: str | None = None) -> None:
     name
         A method whose settings are to be listed.
     """
-    from equipoise.study.tables import describe_method, list_methods
+    from equipoise.study.catalogue import describe_method, list_methods
 
     print(describe_method(name) if name else list_methods())
 

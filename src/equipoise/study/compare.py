@@ -25,9 +25,10 @@ from equipoise.errors import EquipoiseError, UsageError
 from equipoise.files import write_json, write_text
 from equipoise.study.experiment import Experiment, Result, execute, load_data
 from equipoise.study.progress import Reporter, Start, Table, Together, duration
+from equipoise.study.publish import comparison_csv, comparison_latex
 from equipoise.study.recipe import Settings, resolve
 from equipoise.study.rundir import RunDir
-from equipoise.study.tables import FIGURES, comparison, comparison_csv, comparison_latex, in_steps
+from equipoise.study.tables import FIGURES, comparison, in_steps
 
 FORMAT = 1
 Overrides = Mapping[str, Mapping[str, Any]]

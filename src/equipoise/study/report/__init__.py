@@ -37,8 +37,9 @@ def report(directory: str | Path, figures: str | Path | None = None, formats: Se
     """
     if not available():
         raise UsageError(NEEDED)
-    from equipoise.study.report.charts import group_figures, run_figures
+    from equipoise.study.report.comparison_charts import group_figures
     from equipoise.study.report.page import render_comparison, render_run
+    from equipoise.study.report.run_charts import run_figures
 
     root = Path(directory)
     run, groups, left_out = open_directory(root)

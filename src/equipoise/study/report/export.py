@@ -12,7 +12,7 @@ from typing import Any
 
 from equipoise.errors import RunError, UsageError, unknown
 from equipoise.files import write_bytes
-from equipoise.study.report.charts import Figure
+from equipoise.study.report.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
 FONT = "DejaVu Sans"

@@ -17,8 +17,8 @@ from markupsafe import Markup
 from equipoise.errors import RunError
 from equipoise.files import read_json
 from equipoise.study.progress import duration
-from equipoise.study.report.charts import Figure
 from equipoise.study.report.facts import Paper, confusion, from_paper
+from equipoise.study.report.figure import Figure
 from equipoise.study.report.runs import Group, Run
 
 SCRIPTS = ("vega", "vega-lite", "vega-embed")

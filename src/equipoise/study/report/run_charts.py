@@ -1,81 +1,30 @@
-"""The figures of a report, as Altair charts. Text takes the page's colour, so that one chart serves light and dark."""
+"""The figures of one run."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import altair as alt
 import numpy as np
 
 from equipoise.study.report.facts import by_age, calibration_error, confusion, from_paper, new_share
-from equipoise.study.report.runs import Group, Run
+from equipoise.study.report.figure import (
+    AFTER,
+    BEFORE,
+    ERRORS,
+    FAIR,
+    PAPER,
+    STEP_COLOURS,
+    Figure,
+    Rows,
+    chart_of,
+    inline,
+    percent,
+    rounded,
+    steps_axis,
+    strokes,
+)
+from equipoise.study.report.runs import Run
 
-Rows = list[dict[str, Any]]
-ERRORS = {
-    "e_n": "new images told wrong, e(n)",
-    "e_on": "old ones taken for new classes, e(o,n)",
-    "e_oo": "old ones taken for other old classes, e(o,o)",
-}
 PARTS = ("train", "teacher", "evaluation", "herding", "checkpoint", "other")
-AFTER, BEFORE, PAPER, FAIR = "after the correction", "before it", "the paper", "fair"
-STROKES = {
-    AFTER: ("#2a9d8f", [1, 0]),
-    BEFORE: ("#e76f51", [6, 3]),
-    PAPER: ("#888888", [2, 3]),
-    FAIR: ("#888888", [2, 3]),
-}
-STEP_COLOURS = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.92]))
-HEIGHT, ROW = 280, 24
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart, what it says in words, and its numbers as a table for those who cannot see it."""
-
-    name: str
-    title: str
-    words: str
-    """One or two sentences: what the chart shows, and what it found."""
-    chart: alt.Chart | alt.LayerChart
-    table: Rows = field(default_factory=list)
-    square: bool = False
-
-    def spec(self) -> dict[str, Any]:
-        return {**self.chart.to_dict(), "description": f"{self.title}. {self.words}"}  # what a screen reader says
-
-
-def _data(rows: Rows) -> alt.InlineData:
-    return alt.InlineData(values=rows)
-
-
-def _chart(rows: Rows) -> alt.Chart:
-    return alt.Chart(_data(rows)).properties(width="container", height=HEIGHT)
-
-
-def _percent(name: str, title: str, **scale: Any) -> alt.Y:
-    return alt.Y(f"{name}:Q", title=title, scale=alt.Scale(zero=False, nice=True, **scale))
-
-
-def _steps(name: str = "step", title: str = "step") -> alt.X:
-    return alt.X(f"{name}:O", title=title, axis=alt.Axis(labelAngle=0))
-
-
-def _which(order: Sequence[str]) -> dict[str, Any]:
-    """Colour and dashes of lines that are told apart by ``which``, under one legend."""
-    colours, dashes = zip(*(STROKES[which] for which in order), strict=True)
-    return {
-        "color": alt.Color("which:N", title=None, scale=alt.Scale(domain=order, range=colours)),
-        "strokeDash": alt.StrokeDash("which:N", title=None, scale=alt.Scale(domain=order, range=dashes)),
-    }
-
-
-def _round(value: float | None, digits: int = 1) -> float | None:
-    return None if value is None or np.isnan(value) else round(float(value), digits)
-
-
-# ---- one run
 
 
 def run_figures(run: Run) -> list[Figure]:
@@ -98,10 +47,10 @@ def accuracy(run: Run) -> Figure:
             for row, value in zip(run.rows, paper.curve, strict=False)
         ]
     order = [which for which in (AFTER, BEFORE, PAPER) if any(row["which"] == which for row in rows)]
-    base = _chart(rows).encode(
+    base = chart_of(rows).encode(
         x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[row["seen"] for row in run.rows])),
-        y=_percent("top1", "top-1 accuracy, %"),
-        **_which(order),
+        y=percent("top1", "top-1 accuracy, %"),
+        **strokes(order),
         tooltip=["which:N", "seen:Q", alt.Tooltip("top1:Q", format=".1f")],
     )
     last, first = run.rows[-1], run.rows[0]
@@ -109,7 +58,7 @@ def accuracy(run: Run) -> Figure:
     if run.corrects:
         words += f" Without the correction it would be {last['top1_uncorrected']:.1f} %."
     table = [
-        {"classes": row["seen"], AFTER: _round(row["top1"]), BEFORE: _round(row["top1_uncorrected"])}
+        {"classes": row["seen"], AFTER: rounded(row["top1"]), BEFORE: rounded(row["top1_uncorrected"])}
         for row in run.rows
     ]
     chart = base.mark_line() + base.mark_point(filled=True, size=50, opacity=1)
@@ -125,10 +74,10 @@ def errors(run: Run) -> Figure:
         for i, (name, words) in enumerate(ERRORS.items())
     ]
     chart = (
-        _chart(rows)
+        chart_of(rows)
         .mark_bar()
         .encode(
-            x=_steps(),
+            x=steps_axis(),
             xOffset=alt.XOffset("when:N", sort=[BEFORE, AFTER]),
             y=alt.Y("count:Q", title="test images told wrong"),
             color=alt.Color(
@@ -171,12 +120,12 @@ def fairness(run: Run) -> Figure:
             {"step": row["step"], "share": fair, "which": FAIR},
         ]
         rows += [{"step": row["step"], "share": share_before, "which": BEFORE}] if run.corrects else []
-        table.append({"step": row["step"], "fair": _round(fair), AFTER: _round(share), BEFORE: _round(share_before)})
+        table.append({"step": row["step"], "fair": rounded(fair), AFTER: rounded(share), BEFORE: rounded(share_before)})
     order = [AFTER, BEFORE, FAIR] if run.corrects else [AFTER, FAIR]
-    base = _chart(rows).encode(
-        x=_steps(),
+    base = chart_of(rows).encode(
+        x=steps_axis(),
         y=alt.Y("share:Q", title="predictions that name a new class, %", scale=alt.Scale(domain=[0, 100])),
-        **_which(order),
+        **strokes(order),
         tooltip=["which:N", "step:O", alt.Tooltip("share:Q", format=".1f")],
     )
     end = table[-1]
@@ -200,7 +149,7 @@ def norms(run: Run) -> Figure:
                         "at": row["step"],
                         "when": when,
                         "class": c,
-                        "norm": _round(value, 4),
+                        "norm": rounded(value, 4),
                         "learned": int(run.step_of[c]),
                     }
                     for c, value in enumerate(said.norms)
@@ -208,9 +157,9 @@ def norms(run: Run) -> Figure:
     at = alt.param(
         name="at", value=len(run.rows), bind=alt.binding_range(min=1, max=len(run.rows), step=1, name="after step ")
     )
-    names = _data([{"class": c, "name": name} for c, name in enumerate(run.names)])
+    names = inline([{"class": c, "name": name} for c, name in enumerate(run.names)])
     chart = (
-        _chart(rows)
+        chart_of(rows)
         .mark_point(filled=True, size=45, opacity=1)
         .transform_filter("datum.at == at")
         .transform_lookup("class", alt.LookupData(names, "class", ["name"]))
@@ -233,8 +182,8 @@ def norms(run: Run) -> Figure:
         words += f" Training the last step left a mean of {means}."
     if last["gamma"] is not None:
         words += f" The correction multiplied the new ones by γ = {last['gamma']:.3f}."
-    table = [{"step": r["step"], "old": _round(r.get("norms_old"), 4), "new": _round(r.get("norms_new"), 4),
-              "γ": _round(r["gamma"], 4)} for r in run.rows]  # fmt: skip
+    table = [{"step": r["step"], "old": rounded(r.get("norms_old"), 4), "new": rounded(r.get("norms_new"), 4),
+              "γ": rounded(r["gamma"], 4)} for r in run.rows]  # fmt: skip
     return Figure("norms", "Weights of old and new classes", words, chart, table)
 
 
@@ -242,14 +191,14 @@ def confusions(run: Run) -> list[Figure]:
     after, before = run.said(len(run.rows))
     states = [("confusion", AFTER, after)] + ([("confusion-before", BEFORE, before)] if run.corrects else [])
     bounds = [{"at": int(b)} for b in np.cumsum([0, *run.sizes])]
-    names = _data([{"c": c, "name": name} for c, name in enumerate(run.names)])
+    names = inline([{"c": c, "name": name} for c, name in enumerate(run.names)])
     figures = []
     for name, when, said in states:
         counts = confusion(said, run.seen)
         cells = [{"t": int(i), "p": int(j), "n": int(counts[i, j])} for i, j in zip(*counts.nonzero(), strict=True)]
         domain = alt.Scale(domain=[0, run.seen], nice=False)
         matrix = (
-            _chart(cells)
+            chart_of(cells)
             .mark_rect(color="#e76f51", strokeWidth=0)
             .transform_calculate(t2="datum.t + 1", p2="datum.p + 1", depth="log(1 + datum.n)")
             .transform_lookup("t", alt.LookupData(names, "c", ["name"]), as_=["true class"])
@@ -264,7 +213,7 @@ def confusions(run: Run) -> list[Figure]:
                 tooltip=[alt.Tooltip("true class:N"), alt.Tooltip("taken for:N"), alt.Tooltip("n:Q", title="images")],
             )
         )  # fmt: skip
-        lines = alt.Chart(_data(bounds[1:-1])).mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
+        lines = alt.Chart(inline(bounds[1:-1])).mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
         chart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
         wrong = counts - np.diag(counts.diagonal())
         worst = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:5]]
@@ -280,9 +229,9 @@ def confusions(run: Run) -> list[Figure]:
 
 def age(run: Run) -> Figure:
     rows = by_age(run)
-    base = _chart(rows).encode(x=alt.X("age:O", title="steps since a class was learned", axis=alt.Axis(labelAngle=0)))
+    base = chart_of(rows).encode(x=alt.X("age:O", title="steps since a class was learned", axis=alt.Axis(labelAngle=0)))
     lines = base.mark_line(point=True).encode(
-        y=_percent("accuracy", "accuracy, %"),
+        y=percent("accuracy", "accuracy, %"),
         color=alt.Color("learned:O", title="learned in step", scale=STEP_COLOURS),
         tooltip=["learned:O", "age:O", alt.Tooltip("accuracy:Q", format=".1f")],
     )
@@ -298,7 +247,7 @@ def age(run: Run) -> Figure:
     )
     return Figure(
         "age", "What becomes of a class as it ages", words, lines + mean,
-        [{"age": a, "mean accuracy": _round(value)} for a, value in means.items()],
+        [{"age": a, "mean accuracy": rounded(value)} for a, value in means.items()],
     )  # fmt: skip
 
 
@@ -312,12 +261,12 @@ def calibration(run: Run) -> Figure:
         rows += [
             {"step": row["step"], "which": which, "ece": value} for which, value in found.items() if value is not None
         ]
-        table.append({"step": row["step"], **{which: _round(value) for which, value in found.items()}})
+        table.append({"step": row["step"], **{which: rounded(value) for which, value in found.items()}})
     chart = (
-        _chart(rows)
+        chart_of(rows)
         .mark_line(point=True)
         .encode(
-            x=_steps(),
+            x=steps_axis(),
             y=alt.Y("ece:Q", title="calibration error, points"),
             color=alt.Color("which:N", title=None, scale=alt.Scale(
                 domain=["old classes", "new classes"], range=["#5b8db8", "#e76f51"])),
@@ -337,10 +286,10 @@ def cost(run: Run) -> Figure:
         for part, seconds in row.get("seconds_by_part", {"train": row["seconds"]}).items()
     ]
     chart = (
-        _chart(rows)
+        chart_of(rows)
         .mark_bar()
         .encode(
-            x=_steps(),
+            x=steps_axis(),
             y=alt.Y("seconds:Q", title="seconds"),
             color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(PARTS), scheme="tableau10")),
             order="order:Q",
@@ -351,167 +300,8 @@ def cost(run: Run) -> Figure:
     peak = max((row.get("memory_peak_mb", 0.0) for row in run.rows), default=0.0)
     words = f"{total:.0f} seconds in all" + (f"; at most {peak:,.0f} MB of memory were in use." if peak else ".")
     table = [
-        {"step": r["step"], **{part: _round(r.get("seconds_by_part", {}).get(part), 2) for part in PARTS},
-         "images/s": _round(r["images_per_second"], 0), "peak MB": _round(r.get("memory_peak_mb"), 0)} for r in run.rows
+        {"step": r["step"], **{part: rounded(r.get("seconds_by_part", {}).get(part), 2) for part in PARTS},
+         "images/s": rounded(r["images_per_second"], 0), "peak MB": rounded(r.get("memory_peak_mb"), 0)}
+        for r in run.rows
     ]  # fmt: skip
     return Figure("cost", "Where the time went", words, chart, table)
-
-
-# ---- several
-
-
-def group_figures(groups: Sequence[Group], panels: Sequence[dict[str, Any]]) -> list[Figure]:
-    figures = [curves(groups)]
-    figures += [small_multiple(number, panel, groups) for number, panel in enumerate(panels, 1)]
-    return [*figures, last_errors(groups), biases(groups), times(groups)]
-
-
-def _curve_rows(groups: Sequence[Group]) -> Rows:
-    rows: Rows = []
-    for group in groups:
-        values = group.values("top1")
-        spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-        for seen, mean, std in zip(group.seen, values.mean(0), spread, strict=True):
-            rows.append({"label": group.label, "seen": seen, "top1": mean, "low": mean - std, "high": mean + std,
-                         "std": std, "n": len(values), "from": "measured"})  # fmt: skip
-    return rows
-
-
-def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.LayerChart:
-    pick = alt.selection_point(fields=["label"], bind="legend")
-    base = (
-        _chart(rows)
-        .properties(height=height)
-        .encode(
-            x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=sorted({row["seen"] for row in rows}))),
-            color=alt.Color(
-                "label:N",
-                title=None,
-                sort=list(labels),
-                legend=alt.Legend(symbolOpacity=1),
-                scale=alt.Scale(scheme="tableau10" if len(labels) <= 10 else "tableau20"),
-            ),
-            opacity=alt.condition(pick, alt.value(1), alt.value(0.12)),
-        )
-    )
-    measured = "datum.from == 'measured'"
-    band = base.transform_filter(measured).mark_area(opacity=0.15).encode(
-        y="low:Q", y2="high:Q", opacity=alt.condition(pick, alt.value(0.15), alt.value(0.03)))  # fmt: skip
-    tooltip = [alt.Tooltip("label:N"), "seen:Q", alt.Tooltip("top1:Q", format=".1f"),
-               alt.Tooltip("std:Q", format=".1f"), "n:Q"]  # fmt: skip
-    line = base.transform_filter(measured).mark_line(point=True).encode(
-        y=_percent("top1", "top-1 accuracy, %"), tooltip=tooltip)  # fmt: skip
-    layers: alt.LayerChart = band + line
-    if any(row["from"] == "paper" for row in rows):
-        layers += base.transform_filter("datum.from == 'paper'").mark_line(strokeDash=[2, 3]).encode(y="top1:Q")
-    return layers.add_params(pick)
-
-
-def curves(groups: Sequence[Group]) -> Figure:
-    rows = _curve_rows(groups)
-    with_paper = False
-    for group in groups:
-        paper = from_paper(group.runs[0])
-        if paper and paper.curve:
-            with_paper = True
-            rows += [
-                {"label": group.label, "seen": seen, "top1": value, "from": "paper"}
-                for seen, value in zip(group.seen, paper.curve, strict=False)
-            ]
-    best = max(groups, key=lambda group: group.values("top1")[:, -1].mean())
-    runs = max(len(group.runs) for group in groups)
-    words = f"At the last step {best.label} stands highest, at {best.values('top1')[:, -1].mean():.1f} %."
-    words += (
-        f" Bands: mean ± standard deviation over up to {runs} seeds."
-        if runs > 1
-        else " One seed each: small differences mean little."
-    )
-    words += " Dotted: the paper." if with_paper else ""
-    table = [
-        {"method": row["label"], "classes": row["seen"], "top-1": _round(row["top1"]), "std": _round(row["std"])}
-        for row in rows
-        if row["from"] == "measured"
-    ]
-    return Figure("curves", "Accuracy as classes arrive", words, _curve_chart(rows, [g.label for g in groups]), table)
-
-
-def small_multiple(number: int, panel: dict[str, Any], groups: Sequence[Group]) -> Figure:
-    mine = [group for group in groups if group.label in panel["labels"]]
-    rows = _curve_rows(mine)
-    lasts = [f"{group.label} {group.values('top1')[:, -1].mean():.1f}" for group in mine]
-    words = f"At the last step: {', '.join(lasts)}."
-    table = [{"setting": r["label"], "classes": r["seen"], "top-1": _round(r["top1"])} for r in rows]
-    return Figure(f"panel-{number}", str(panel["title"]), words, _curve_chart(rows, panel["labels"], 240), table)
-
-
-def last_errors(groups: Sequence[Group]) -> Figure:
-    rows = [
-        {"label": g.label, "kind": words, "count": float(g.values(name)[:, -1].mean()), "order": i}
-        for g in groups
-        for i, (name, words) in enumerate(ERRORS.items())
-    ]
-    chart = (
-        _chart(rows)
-        .properties(height=ROW * len(groups))
-        .mark_bar()
-        .encode(
-            y=alt.Y("label:N", title=None, sort=[g.label for g in groups]),
-            x=alt.X("count:Q", title="test images told wrong after the last step"),
-            color=alt.Color("kind:N", title=None, sort=list(ERRORS.values()),
-                            scale=alt.Scale(range=["#e9c46a", "#e76f51", "#5b8db8"])),
-            order="order:Q",
-            tooltip=["label:N", "kind:N", alt.Tooltip("count:Q", format=".1f")],
-        )
-    )  # fmt: skip
-    table = [
-        {"method": g.label, **{short: _round(g.values(name)[:, -1].mean()) for name, short in
-                               (("e_n", "e(n)"), ("e_on", "e(o,n)"), ("e_oo", "e(o,o)"))}} for g in groups
-    ]  # fmt: skip
-    words = "Mistakes after the last step: mean over seeds."
-    return Figure("last-errors", "What the mistakes are", words, chart, table)
-
-
-def biases(groups: Sequence[Group]) -> Figure:
-    rows: Rows = []
-    fair = 0.0
-    for group in groups:
-        shares = []
-        for run in group.runs:
-            last = run.rows[-1]
-            share, fair = new_share(run.said(last["step"])[0], last["seen"] - last["new"])
-            shares.append(share)
-        rows.append({"label": group.label, "share": float(np.mean(shares)), "fair": fair})
-    base = (
-        _chart(rows)
-        .properties(height=ROW * len(groups))
-        .encode(y=alt.Y("label:N", title=None, sort=[g.label for g in groups]))
-    )
-    bars = base.mark_bar(color="#5b8db8").encode(
-        x=alt.X("share:Q", title="predictions that name a new class, %", scale=alt.Scale(domain=[0, 100])),
-        tooltip=["label:N", alt.Tooltip("share:Q", format=".1f"), alt.Tooltip("fair:Q", format=".1f")],
-    )
-    ticks = base.mark_tick(color="#e76f51", thickness=3, size=18).encode(x="fair:Q")
-    words = (
-        "After the last step. The tick marks the share that would be fair: that of new classes among the test images."
-    )
-    table = [{"method": r["label"], "share": _round(r["share"]), "fair": _round(r["fair"])} for r in rows]
-    return Figure("biases", "Who favours the new?", words, bars + ticks, table)
-
-
-def times(groups: Sequence[Group]) -> Figure:
-    rows: Rows = [{"label": g.label, "seconds": float(g.values("seconds").sum(1).mean())} for g in groups]
-    chart = (
-        _chart(rows)
-        .properties(height=ROW * len(groups))
-        .mark_bar(color="#2a9d8f")
-        .encode(
-            y=alt.Y("label:N", title=None, sort=[g.label for g in groups]),
-            x=alt.X("seconds:Q", title="seconds a run"),
-            tooltip=["label:N", alt.Tooltip("seconds:Q", format=".1f")],
-        )
-    )
-    slowest = max(rows, key=lambda row: row["seconds"])
-    words = f"Time of a whole run, mean over seeds; {slowest['label']} took longest, {slowest['seconds']:.0f} seconds."
-    return Figure(
-        "times", "What it costs", words, chart, [{"method": r["label"], "seconds": _round(r["seconds"])} for r in rows]
-    )
