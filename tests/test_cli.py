@@ -76,7 +76,7 @@ def test_json_of_a_finished_run_tells_all_steps_again(cli) -> None:  # type: ign
     first = cli("run", "digits", *QUICK, "--json", "--out", "a[/]b")
     again = cli("run", "digits", *QUICK, "--json", "--out", "a[/]b")
     assert first.out == again.out
-    assert cli("run", "digits", *QUICK, "--out", "a[/]b").out.rstrip().endswith("files: a[/]b")
+    assert cli("run", "digits", *QUICK, "--out", "a[/]b").out.rstrip().endswith("report: a[/]b/report.html")
 
 
 def test_order_may_be_a_list(cli) -> None:  # type: ignore[no-untyped-def]
@@ -125,7 +125,8 @@ def test_dry_run_tells_the_plan_and_leaves_no_trace(cli, tmp_path: Path) -> None
 
 def test_quiet_run_says_only_the_end(cli) -> None:  # type: ignore[no-untyped-def]
     ran = cli("run", "digits", *QUICK, "--quiet")
-    assert len(ran.out.strip().splitlines()) == 2
+    said = [line.strip().split()[0] for line in ran.out.splitlines() if line]
+    assert said == ["last", "files:", "report:"]
 
 
 def test_compare_prints_methods_side_by_side(cli) -> None:  # type: ignore[no-untyped-def]
