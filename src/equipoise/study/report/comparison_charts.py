@@ -73,7 +73,8 @@ def curves(groups: Sequence[Group]) -> Figure:
             ]
     best = max(groups, key=lambda group: group.values("top1")[:, -1].mean())
     runs = max(len(group.runs) for group in groups)
-    words = f"At the last step {best.label} stands highest, at {best.values('top1')[:, -1].mean():.1f} %."
+    highest = "has the highest mean" if runs > 1 else "stands highest"
+    words = f"At the last step {best.label} {highest}, {best.values('top1')[:, -1].mean():.1f} %."
     words += (
         f" Bands: mean ± standard deviation over up to {runs} seeds."
         if runs > 1
@@ -92,7 +93,7 @@ def small_multiple(number: int, panel: dict[str, Any], groups: Sequence[Group]) 
     mine = [group for group in groups if group.label in panel["labels"]]
     rows = _curve_rows(mine)
     lasts = [f"{group.label} {group.values('top1')[:, -1].mean():.1f}" for group in mine]
-    words = f"At the last step: {', '.join(lasts)}."
+    words = f"At the last step: {'; '.join(lasts)}."
     table = [{"setting": r["label"], "classes": r["seen"], "top-1": rounded(r["top1"])} for r in rows]
     return Figure(f"panel-{number}", str(panel["title"]), words, _curve_chart(rows, panel["labels"], 240), table)
 
