@@ -26,7 +26,12 @@ from equipoise.study.report.facts import from_paper
 from equipoise.study.report.runs import read_run
 
 Page = Any
-NASTY = ["<script>document.title='pwned'</script>", '"><img src=x onerror="document.title=1">', "{{ 7*7 }}", "a & b"]
+NASTY = [
+    "<script>document.title='pwned'</script>" + "x" * 180,
+    '"><img src=x onerror="document.title=1">',
+    "{{ 7*7 }}",
+    "a & b",
+]
 
 
 @pytest.fixture(scope="session")
@@ -242,7 +247,8 @@ def test_comparison_table_gains_and_bands(comparison: Path) -> None:
     assert [p["top1"] for p in bands] == pytest.approx(means["wa"])
     for i, point in enumerate(bands):
         spread = abs(runs["wa"][0][i]["top1"] - runs["wa"][1][i]["top1"]) / math.sqrt(2)
-        assert (point["high"] - point["low"]) / 2 == pytest.approx(spread, abs=1e-9)
+        assert point["low"] == pytest.approx(max(means["wa"][i] - spread, 0), abs=1e-9)
+        assert point["high"] == pytest.approx(min(means["wa"][i] + spread, 100), abs=1e-9)
 
 
 # ---- runs that are not whole
@@ -260,6 +266,10 @@ def test_unreadable_runs_are_named_and_left_out(comparison: Path, tmp_path: Path
         "cut-predictions": lambda d: (d / "predictions" / "step-5.safetensors").write_bytes(b"half"),
         "unfinished": lambda d: (d / "summary.json").unlink(),
         "odd-summary": lambda d: (d / "summary.json").write_text("{"),
+        "listed-summary": lambda d: (d / "summary.json").write_text("[1]"),
+        "odd-figure": lambda d: (d / "metrics.jsonl").write_text(
+            (d / "metrics.jsonl").read_text().replace('"top1": ', '"top1": "abc", "was": ', 1)
+        ),
     }
     for name, ruin in ruins.items():
         shutil.copytree(comparison / "ce" / "steps-5" / "seed-0", root / name)
@@ -270,6 +280,31 @@ def test_unreadable_runs_are_named_and_left_out(comparison: Path, tmp_path: Path
     for name, why in made.left_out:
         assert name in text
         assert why
+
+
+def test_a_page_shows_what_the_last_comparison_has(comparison: Path, tmp_path: Path) -> None:
+    out = tmp_path / "compared"
+    shutil.copytree(comparison, out)
+    compare(plan("digits", ["ce"], [1], overrides={"train": {"epochs": 2}}), out)
+    made = report(out)
+    assert {name for name, _ in made.left_out} == {
+        f"{m}/steps-5/seed-{s}" for m in ("ce", "ce+kd", "wa") for s in (0, 1)
+    } - {"ce/steps-5/seed-1"}
+    assert [cells[0] for cells in read_page(out).tables["methods"][1:]] == ["ce"]
+    with pytest.raises(UsageError, match="holds a comparison"):
+        equipoise.run("digits", out=out)
+
+
+def test_runs_of_different_data_are_told_apart(comparison: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(comparison / "wa" / "steps-5" / "seed-0", tmp_path / name)
+    config = json.loads((tmp_path / "two" / "config.json").read_text())
+    config["settings"]["dataset"] = "other"
+    (tmp_path / "two" / "config.json").write_text(json.dumps(config))
+    report(tmp_path)
+    page = read_page(tmp_path)
+    assert [cells[0] for cells in page.tables["methods"][1:]] == ["wa on digits", "wa on other"]
+    assert "wa, 2 ways on digits and other" in page.text
 
 
 def test_a_run_under_way_has_a_page_that_says_so(run_directory: Path, tmp_path: Path) -> None:
@@ -337,6 +372,7 @@ def test_figures_for_a_paper(run_directory: Path, tmp_path: Path) -> None:
                 assert len(np.unique(np.asarray(picture.convert("L")))) > 10
         else:
             assert file.read_bytes().startswith(b"%PDF")
+    assert {file.suffix for file in report(run_directory, tmp_path / "more", "PNG,").pictures} == {".png"}
     with pytest.raises(UsageError, match="picture format"):
         report(run_directory, tmp_path, ("gif",))
 
@@ -441,6 +477,9 @@ def test_names_are_text_whatever_they_hold(run_directory: Path, tmp_path: Path, 
     assert page.title() == "wa on digits · equipoise"
     names = page.locator("#classes tbody tr td:nth-child(1)").all_inner_texts()
     assert names[:4] == NASTY
+    for width in (1280, 320):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("[data-chart=confusion] svg .mark-rect.role-mark path").first.click()
     assert NASTY[0] in page.locator("#worst").inner_text()
     assert page.locator("img").count() == 0

@@ -306,7 +306,7 @@ def _compare(cells: Any, panels: Any, out: Path, options: Common, json: bool, qu
 
 
 @app.command
-def report(directory: Path, *, figures: Path | None = None, formats: str = "svg,png", json: Flag = False) -> None:
+def report(directory: Path, *, figures: Path | None = None, formats: str | None = None, json: Flag = False) -> None:
     """Make one HTML page of a run or a comparison: charts, tables, pictures; it needs no network.
 
     Parameters
@@ -316,13 +316,15 @@ def report(directory: Path, *, figures: Path | None = None, formats: str = "svg,
     figures
         Write every chart as a picture into this directory too.
     formats
-        Of the pictures: svg, png, pdf, with commas between them.
+        Of the pictures: svg, png, pdf, with commas between them; svg and png unless told.
     json
         What was written, as one JSON object.
     """
     from equipoise.study.report import report as make_report
 
-    made = make_report(directory, figures, [name.strip() for name in formats.split(",")])
+    if formats and figures is None:
+        raise UsageError("--formats is for pictures: say where they go with --figures DIR")
+    made = make_report(directory, figures, formats or "svg,png")
     for name, why in made.left_out:
         print(f"equipoise: left out {name}: {why}", file=sys.stderr)
     if json:

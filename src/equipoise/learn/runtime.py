@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -33,6 +34,7 @@ class Runtime:
 
     def start(self) -> None:
         """Settle what holds for the whole process."""
+        importlib.import_module("torch._dynamo")  # the first optimizer would, at the cost of the first step's 3 seconds
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 

@@ -111,7 +111,8 @@ class Standing:
 
     def __str__(self) -> str:
         left = f", about {duration(self.seconds_left)} left" if self.seconds_left else ""
-        return f"{self.done} of {self.runs} runs done{left}"
+        failed = f" ({len(self.table['failed'])} failed)" if self.table["failed"] else ""
+        return f"{self.done} of {self.runs} runs done{failed}{left}"
 
 
 class Onlooker(Reporter):
@@ -177,8 +178,9 @@ def compare(
             onlooker.failed(cell, error)
             failed.append({"label": cell.label, "seed": cell.settings.seed, "error": str(error)})
         standing = _standing(cells, done, finished, failed, panels, out)
-        write_text(out / "compare.csv", comparison_csv(_lines(finished)))
-        write_text(out / "compare.tex", comparison_latex(standing.table))
+        if finished:
+            write_text(out / "compare.csv", comparison_csv(_lines(finished)))
+            write_text(out / "compare.tex", comparison_latex(standing.table))
         write_json(out / "compare.json", standing.table)
         onlooker.standing(standing)
     return standing.table

@@ -68,6 +68,8 @@ class RunDir:
 
     def check(self) -> None:
         """Refuse a directory that holds another run. Touches nothing, so it can be asked before data is loaded."""
+        if (self.path / "compare.json").exists():
+            raise UsageError(f"{self.path} holds a comparison, which is no place for a run: choose another --out")
         if not self._config.exists():
             if self._manifest_file.exists():
                 raise self._damaged("config.json is missing")

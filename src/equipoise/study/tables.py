@@ -39,7 +39,9 @@ def in_steps(steps: str) -> str:
     >>> in_steps("5"), in_steps("50,10x5")
     ('5 steps', 'steps of 50,10x5')
     """
-    return f"{steps} steps" if steps.isdecimal() else f"steps of {steps}"
+    if not steps.isdecimal():
+        return f"steps of {steps}"
+    return f"{steps} step" + ("s" if steps != "1" else "")
 
 
 def notes(table: dict[str, Any]) -> str:
@@ -55,6 +57,8 @@ def legend(headings: Iterable[str]) -> str:
 def trust(table: dict[str, Any]) -> str:
     counts = [entry["n"] for entry in table["entries"]] or [0]
     fewest, most = min(counts), max(counts)
+    if most == 0:
+        return "no run could be finished"
     if most < 2:
         return "one seed: differences below a few points mean little"
     seeds = f"{most}" if fewest == most else f"{fewest} to {most}"
@@ -73,8 +77,12 @@ def comparison(table: dict[str, Any], console: Console, to_come: Sequence[str] =
     choices += [([], figures[:count]) for count in range(len(figures), 0, -1)]
     grids = (_grid(table, steps, chosen, to_come) for steps, chosen in choices)
     grid = next((grid for grid in grids if _width(grid, console) <= console.width), None)
+    grid = grid or _grid(table, [], figures[:1], to_come)
     title = Text(f"{table['dataset']}: top-1 % by number of classes learned", style="bold")
-    return Group(title, grid or _grid(table, [], figures[:1], to_come))
+    shown = {column.header for column in grid.columns}
+    if shown >= {*map(str, seen), *figures}:
+        return Group(title, grid)
+    return Group(title, grid, Text("narrow: some columns are left out", style="dim"))
 
 
 def _width(grid: Table, console: Console) -> int:

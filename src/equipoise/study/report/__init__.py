@@ -10,7 +10,7 @@ from typing import Any
 
 from equipoise.errors import RunError, UsageError
 from equipoise.files import read_json, write_text
-from equipoise.study.report.runs import Group, open_directory
+from equipoise.study.report.runs import Group, Run, open_directory
 
 NEEDED = "a report needs the package altair: pip install 'equipoise[report]'"
 
@@ -30,7 +30,9 @@ def available() -> bool:
     return find_spec("altair") is not None
 
 
-def report(directory: str | Path, figures: str | Path | None = None, formats: Sequence[str] = ("svg", "png")) -> Report:
+def report(
+    directory: str | Path, figures: str | Path | None = None, formats: str | Sequence[str] = ("svg", "png")
+) -> Report:
     """Write ``report.html`` into a run's or a comparison's directory; ``figures`` is where pictures for a paper go.
 
     A comparison's page links to its runs' own pages, which are written too.
@@ -47,7 +49,8 @@ def report(directory: str | Path, figures: str | Path | None = None, formats: Se
         charts = run_figures(run)
         text = render_run(run, charts)
     else:
-        groups, panels = _as_compared(root, groups)
+        groups, panels, others = _as_compared(root, groups)
+        left_out += others
         charts = group_figures(groups, panels)
         text = render_comparison(groups, left_out, charts, panels, root)
         for one in (each for group in groups for each in group.runs):
@@ -57,23 +60,25 @@ def report(directory: str | Path, figures: str | Path | None = None, formats: Se
     if figures is not None:
         from equipoise.study.report.export import export
 
-        pictures = export(charts, Path(figures), formats)
+        listed = formats.split(",") if isinstance(formats, str) else formats
+        pictures = export(charts, Path(figures), [name.strip().lower() for name in listed if name.strip()])
     return Report(root / "report.html", pictures, left_out)
 
 
-def _as_compared(root: Path, groups: list[Group]) -> tuple[list[Group], list[dict[str, Any]]]:
-    """Labels, order and panels as the comparison in ``root`` has them, where there is one."""
+Left = list[tuple[str, str]]
+
+
+def _as_compared(root: Path, groups: list[Group]) -> tuple[list[Group], list[dict[str, Any]], Left]:
+    """Labels, order and panels as the comparison in ``root`` has them, and which runs it does not have."""
     try:
         table = read_json(root / "compare.json")
         labels = {run["directory"]: entry["label"] for entry in table["entries"] for run in entry["runs"]}
         panels = table["panels"] or []
     except (RunError, KeyError, TypeError):
-        return groups, []
-    order = list(dict.fromkeys(labels.values()))
-    named = [Group(labels.get(_name(group, root), group.label), group.runs) for group in groups]
-    named.sort(key=lambda group: order.index(group.label) if group.label in order else len(order))
-    return named, panels
-
-
-def _name(group: Group, root: Path) -> str:
-    return group.runs[0].directory.relative_to(root).as_posix()
+        return groups, [], []
+    runs = {run.directory.relative_to(root).as_posix(): run for group in groups for run in group.runs}
+    named: dict[str, list[Run]] = {}
+    for name, label in labels.items():
+        named.setdefault(label, []).extend([runs[name]] if name in runs else [])
+    others = [(name, "it is not in compare.json, the last comparison made here") for name in runs if name not in labels]
+    return [Group(label, found) for label, found in named.items() if found], panels, others

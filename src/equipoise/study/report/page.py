@@ -19,7 +19,7 @@ from equipoise.files import read_json
 from equipoise.study.progress import duration
 from equipoise.study.report.facts import Paper, confusion, from_paper
 from equipoise.study.report.figure import Figure
-from equipoise.study.report.runs import Group, Run
+from equipoise.study.report.runs import Group, Run, flat_settings
 
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
 FIGURES = {
@@ -45,7 +45,7 @@ def render_run(run: Run, figures: Sequence[Figure]) -> str:
         gallery=_gallery(run) if run.summary else None,
         confusions=_confusions(run),
         facts=_facts(run),
-        settings=_flat(settings),
+        settings=flat_settings(settings),
     )
 
 
@@ -59,7 +59,7 @@ def render_comparison(
     first = groups[0].runs[0]
     return _render(
         "comparison",
-        title=f"{len(groups)} {'settings' if panels else 'methods'} on {first.settings['dataset']}",
+        title=_title(groups, bool(panels)),
         first=first,
         groups=groups,
         left_out=left_out,
@@ -68,12 +68,32 @@ def render_comparison(
         gains=gains(groups),
         panels=panels,
         runs=max(len(group.runs) for group in groups),
+        protocol=_protocol(groups),
         facts=_facts(first),
-        settings=_flat({k: v for k, v in first.settings.items() if k not in ("method", "seed", "fields")}),
+        settings=flat_settings({k: v for k, v in first.settings.items() if k not in ("method", "seed", "fields")}),
     )
 
 
 # ---- what is written in words and tables
+
+
+def _title(groups: Sequence[Group], ablation: bool) -> str:
+    methods = {group.method for group in groups}
+    one = methods.copy().pop() if len(methods) == 1 else ""
+    what = f"{one}, {len(groups)} ways" if ablation or one else f"{len(methods)} methods"
+    return f"{what} on {' and '.join(dict.fromkeys(group.runs[0].settings['dataset'] for group in groups))}"
+
+
+def _protocol(groups: Sequence[Group]) -> str:
+    """What all runs have in common."""
+    runs = [run for group in groups for run in group.runs]
+    told = {
+        "{} classes": {run.seen for run in runs},
+        "{} steps": {len(run.rows) for run in runs},
+        "recipe {}": {run.settings["recipe"] for run in runs},
+        "memory {}": {run.settings["memory"]["size"] for run in runs},
+    }
+    return " · ".join(words.format(*values) for words, values in told.items() if len(values) == 1)
 
 
 def headline(run: Run) -> list[dict[str, str]]:
@@ -228,15 +248,6 @@ def _facts(run: Run) -> dict[str, str]:
         "machine": f"{machine.get('system', '')}, {machine.get('cores', '?')} cores",
     }
     return {name: str(text) for name, text in told.items()}
-
-
-def _flat(settings: dict[str, Any], above: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name, value in settings.items():
-        path = f"{above}.{name}" if above else name
-        shown = path.replace("fields.", "method.")
-        flat |= _flat(value, path) if isinstance(value, dict) else {shown: json.dumps(value, ensure_ascii=False)}
-    return flat
 
 
 # ---- Jinja

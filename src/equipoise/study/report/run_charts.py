@@ -164,7 +164,10 @@ def norms(run: Run) -> Figure:
         .transform_filter("datum.at == at")
         .transform_lookup("class", alt.LookupData(names, "class", ["name"]))
         .encode(
-            x=alt.X("class:Q", title="class, in the order learned", scale=alt.Scale(nice=False)),
+            x=alt.X(
+                "class:Q", title="class, in the order learned", scale=alt.Scale(nice=False),
+                axis=alt.Axis(tickMinStep=1),
+            ),
             y=alt.Y("norm:Q", title=f"L{run.norm} norm of the class's weights"),
             color=alt.Color("learned:O", title="learned in step", scale=STEP_COLOURS),
             shape=alt.Shape(
@@ -189,7 +192,8 @@ def norms(run: Run) -> Figure:
 
 def confusions(run: Run) -> list[Figure]:
     after, before = run.said(len(run.rows))
-    states = [("confusion", AFTER, after)] + ([("confusion-before", BEFORE, before)] if run.corrects else [])
+    states = [("confusion", AFTER, after)]
+    states += [("confusion-before", "before the correction", before)] if run.corrects else []
     bounds = [{"at": int(b)} for b in np.cumsum([0, *run.sizes])]
     names = inline([{"c": c, "name": name} for c, name in enumerate(run.names)])
     figures = []
@@ -217,14 +221,19 @@ def confusions(run: Run) -> list[Figure]:
         chart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
         wrong = counts - np.diag(counts.diagonal())
         worst = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:5]]
-        listed = [f"{run.names[i]} as {run.names[j]} ({wrong[i, j]})" for i, j in worst if wrong[i, j]]
-        words = f"Darker means more images, log(1 + n). Most often mistaken: {', '.join(listed) or 'nothing'}."
-        title = f"Confusion, {when}" if run.corrects else "Confusion"
+        listed = [f"{_short(run.names[i])} as {_short(run.names[j])} ({wrong[i, j]})" for i, j in worst if wrong[i, j]]
+        words = "The stronger the colour, the more images: log(1 + n). "
+        words += f"Most often mistaken: {', '.join(listed) or 'nothing'}."
+        title = f"Confusion {when}" if run.corrects else "Confusion"
         table = [
             {"true": run.names[i], "said": run.names[j], "images": int(wrong[i, j])} for i, j in worst if wrong[i, j]
         ]
         figures.append(Figure(name, title, words, chart, table, square=True))
     return figures
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else name[:39] + "…"
 
 
 def age(run: Run) -> Figure:

@@ -20,6 +20,11 @@ from equipoise.errors import RunError, UsageError
 Array = NDArray[Any]
 MARKS = ("config.json", "metrics.jsonl", "checkpoint")
 """A directory with one of these is a run, or was to become one."""
+FIGURES = (
+    *("step", "seen", "new", "top1", "top5", "top1_uncorrected", "seconds", "images_per_second", "exemplars"),
+    *(f"{error}{which}" for error in ("e_n", "e_on", "e_oo") for which in ("", "_uncorrected")),
+)
+"""What every line of metrics.jsonl must have."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,8 @@ class Run:
 
     @cached_property
     def names(self) -> list[str]:
-        names = self.config.get("classes") or []
-        return [str(names[c]) if c < len(names) else f"class {c}" for c in range(self.seen)]
+        names = [str(name) for name in self.config.get("classes") or []]
+        return [(names[c].strip() or repr(names[c])) if c < len(names) else f"class {c}" for c in range(self.seen)]
 
     @cached_property
     def step_of(self) -> Array:
@@ -111,6 +116,10 @@ def read_run(directory: Path) -> Run:
         summary = None
         if (directory / "summary.json").exists():
             summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        for row in rows:
+            _check_row(row)
+        if summary is not None and not isinstance(summary, dict):
+            raise TypeError("summary.json holds no figures")
         run = Run(directory, config, rows, summary)
         if [row["step"] for row in rows] != list(range(1, len(rows) + 1)) or not rows:
             raise RunError("metrics.jsonl lacks lines")
@@ -119,6 +128,15 @@ def read_run(directory: Path) -> Run:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"it is damaged ({type(error).__name__}: {error})") from error
     return run
+
+
+def _check_row(row: dict[str, Any]) -> None:
+    """Raise a TypeError or KeyError for a line whose figures are no figures."""
+    numbers = [row[name] for name in FIGURES] + [value for value in row["per_class"] if value is not None]
+    numbers += row["per_step"] + ([] if row["gamma"] is None else [row["gamma"]])
+    odd = [value for value in numbers if not isinstance(value, int | float)]
+    if odd:
+        raise TypeError(f"{odd[0]!r} is not a figure")
 
 
 def find_runs(root: Path) -> tuple[list[Run], list[tuple[str, str]]]:
@@ -140,7 +158,7 @@ def _run_directories(root: Path) -> list[Path]:
     found = []
     for folder, inside, files in os.walk(root):
         inside.sort()
-        if any(mark in files or mark in inside for mark in MARKS):
+        if "compare.json" not in files and any(mark in files or mark in inside for mark in MARKS):
             found.append(Path(folder))
             inside.clear()  # a run holds no other run
     return sorted(found)
@@ -182,19 +200,25 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 def _label(run: Run, all_runs: Sequence[Run]) -> str:
     """The method, and every setting in which it differs from the first run of the same method and from others."""
-    alike = [other for other in all_runs if other.method == run.method]
-    mine, first = _flat(run.settings), _flat(alike[0].settings)
-    if len({len(other.rows) for other in all_runs}) > 1:
-        return f"{run.method}, {len(run.rows)} steps" if len(alike) > 1 else run.method
+    several = len({other.settings["dataset"] for other in all_runs}) > 1
+    name = f"{run.method} on {run.settings['dataset']}" if several else run.method
+    same_data = [other for other in all_runs if other.settings["dataset"] == run.settings["dataset"]]
+    alike = [other for other in same_data if other.method == run.method]
+    if len({len(other.rows) for other in alike}) > 1:
+        return f"{name}, {len(run.rows)} step{'s' if len(run.rows) > 1 else ''}"
+    mine, first = flat_settings(run.settings), flat_settings(alike[0].settings)
     differs = [f"{name} = {value}" for name, value in mine.items() if name != "seed" and first.get(name) != value]
-    return ", ".join([run.method, *differs])
+    return ", ".join([name, *differs])
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, str]:
-    """Settings by their last names, as text."""
+def flat_settings(settings: dict[str, Any], above: str = "") -> dict[str, str]:
+    """Settings in one layer, by the names that ``--set`` takes."""
     flat: dict[str, str] = {}
     for name, value in settings.items():
-        flat |= _flat(value) if isinstance(value, dict) else {name: json.dumps(value).strip('"')}
+        path = f"{above}.{name}" if above else name
+        shown = path.replace("fields.", "method.")
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        flat |= flat_settings(value, path) if isinstance(value, dict) else {shown: text}
     return flat
 
 
@@ -202,7 +226,7 @@ def open_directory(path: Path) -> tuple[Run | None, list[Group], list[tuple[str,
     """A single run, or the groups of a comparison with what was left out of it."""
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory: name a run's or a comparison's")
-    if any((path / mark).exists() for mark in MARKS):
+    if not (path / "compare.json").exists() and any((path / mark).exists() for mark in MARKS):
         try:
             return read_run(path), [], []
         except RunError as error:

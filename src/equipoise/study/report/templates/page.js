@@ -12,7 +12,7 @@ async function draw(element) {
   delete spec.config;
   if (element.closest(".square")) spec.height = Math.min(element.clientWidth, 460) - 60;
   const narrow = element.clientWidth < 480;
-  config.legend.columns = name === "errors" || name === "last-errors" ? 1 : narrow ? 2 : 6;
+  config.legend.columns = name === "errors" || name === "last-errors" ? 1 : element.clientWidth < 340 ? 1 : narrow ? 2 : 6;
   const { view } = await vegaEmbed(element, spec, { actions: false, renderer: "svg", config });
   views[name] = view;
   if (name.startsWith("confusion")) view.addEventListener("click", (event, item) => item && item.datum && "t" in item.datum && listWorst(name, item.datum.t));
