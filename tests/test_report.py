@@ -251,6 +251,57 @@ def test_comparison_table_gains_and_bands(comparison: Path) -> None:
         assert point["high"] == pytest.approx(min(means["wa"][i] + spread, 100), abs=1e-9)
 
 
+def test_words_norms_errors_and_costs_are_those_of_the_run(run_directory: Path) -> None:
+    page, rows = read_page(run_directory), metrics(run_directory)
+    said = told(run_directory, 5)
+    shares = {}
+    for which, wanted in (("old", range(8)), ("new", range(8, 10))):
+        per_class = []
+        for c in wanted:
+            tops = [top for label, top in zip(said["labels"], said["top1"], strict=True) if label == c]
+            per_class.append(100 * sum(top == c for top in tops) / len(tops))
+        shares[which] = sum(per_class) / len(per_class)
+    text = "".join(page.text)
+    assert f"{shares['old']:.1f} % for the 8 old ones and {shares['new']:.1f} % for the 2 newest" in text
+    assert f"brought {rows[-1]['top1'] - rows[-1]['top1_uncorrected']:+.1f} points" in text
+    for row, cells in zip(rows, page.tables["norms"][1:], strict=True):
+        before = told(run_directory, row["step"]).get(
+            "norms_2_uncorrected", told(run_directory, row["step"])["norms_2"]
+        )
+        old = row["seen"] - row["new"]
+        assert float(cells[2]) == pytest.approx(sum(before[old:]) / row["new"], abs=1e-4)
+        if old:
+            assert float(cells[1]) == pytest.approx(sum(before[:old]) / old, abs=1e-4)
+            gamma = (sum(before[:old]) / old) / (sum(before[old:]) / row["new"])
+            assert float(cells[3]) == pytest.approx(min(gamma, 1), abs=1e-4)
+    for row, cells in zip(rows, page.tables["errors"][1:], strict=True):
+        names = ("e_n", "e_on", "e_oo", "e_n_uncorrected", "e_on_uncorrected", "e_oo_uncorrected")
+        assert [int(cell) for cell in cells[1:]] == [row[name] for name in names]
+    for row, cells in zip(rows, page.tables["cost"][1:], strict=True):
+        parts = dict(zip(page.tables["cost"][0][1:7], map(float, cells[1:7]), strict=True))
+        assert parts == pytest.approx(row["seconds_by_part"], abs=0.0051)
+        assert float(cells[7]) == round(row["images_per_second"])
+        assert float(cells[8]) == round(row["memory_peak_mb"])
+
+
+def test_bars_of_a_comparison(comparison: Path) -> None:
+    page = read_page(comparison)
+    for name in ("ce", "ce+kd", "wa"):
+        runs = [comparison / name / "steps-5" / f"seed-{seed}" for seed in (0, 1)]
+        lasts = [metrics(run)[-1] for run in runs]
+        cells = next(cells for cells in page.tables["last-errors"] if cells[0] == name)
+        for cell, error in zip(cells[1:], ("e_n", "e_on", "e_oo"), strict=True):
+            assert float(cell) == round(sum(last[error] for last in lasts) / 2, 1)
+        cells = next(cells for cells in page.tables["biases"] if cells[0] == name)
+        shares = [100 * sum(c >= 8 for c in told(run, 5)["top1"]) / len(told(run, 5)["top1"]) for run in runs]
+        assert float(cells[1]) == pytest.approx(sum(shares) / 2, abs=0.051)
+        labels = told(runs[0], 5)["labels"]
+        assert float(cells[2]) == round(100 * sum(c >= 8 for c in labels) / len(labels), 1)
+        cells = next(cells for cells in page.tables["times"] if cells[0] == name)
+        seconds = [sum(row["seconds"] for row in metrics(run)) for run in runs]
+        assert float(cells[1]) == pytest.approx(sum(seconds) / 2, abs=0.051)
+
+
 # ---- runs that are not whole
 
 
