@@ -123,6 +123,17 @@ def test_dry_run_tells_the_plan_and_leaves_no_trace(cli, tmp_path: Path) -> None
     assert plan["seconds"] > 0
 
 
+def test_without_altair_a_run_is_done_all_the_same(cli, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("equipoise.study.report.available", lambda: False)
+    ran = cli("run", "digits", *QUICK, "--quiet")
+    assert ran.out.rstrip().endswith(
+        "no page was made: a report needs the package altair: pip install 'equipoise[report]'"
+    )
+    refused = cli("report", "runs/digits-wa-seed0")
+    assert refused.code == 2
+    assert "needs the package altair" in refused.err
+
+
 def test_quiet_run_says_only_the_end(cli) -> None:  # type: ignore[no-untyped-def]
     ran = cli("run", "digits", *QUICK, "--quiet")
     said = [line.strip().split()[0] for line in ran.out.splitlines() if line]

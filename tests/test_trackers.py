@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from equipoise.cli import main
+from equipoise.settings import flat
 from equipoise.study.progress import Together
 from equipoise.study.services import SERVICES, MLflow, Run, Service, WandB
-from equipoise.study.trackers import Tracker, flat
+from equipoise.study.trackers import Tracker
 from tests.conftest import Quick
 from tests.test_run import Stop, timeless
 

@@ -109,3 +109,15 @@ def describe(cls: type) -> dict[str, str]:
             ):
                 docs[this.target.id] = inspect.cleandoc(after.value.value).replace("\n", " ")
     return docs
+
+
+def flat(sections: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested settings in one layer.
+
+    >>> flat({"train": {"lr": 0.1, "milestones": [3, 5]}, "seed": 0})
+    {'train.lr': 0.1, 'train.milestones': [3, 5], 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for name, value in sections.items():
+        found |= flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value}
+    return found

@@ -35,8 +35,9 @@ def write_gallery(folder: Path, memory: Memory, tests: Images, said: dict[str, T
     if rows:
         contents["edge"] = _sheet(folder / "exemplars.webp", rows, columns)
         contents["exemplars"] = [{"label": label, "kept": len(images)} for label, images in sorted(memory.kept.items())]
-    where = torch.tensor([entry["image"] for entry in shown])
-    contents["example_edge"] = _sheet(folder / "examples.webp", [tests.select(where)], len(shown))
+    if shown:
+        where = torch.tensor([entry["image"] for entry in shown])
+        contents["example_edge"] = _sheet(folder / "examples.webp", [tests.select(where)], len(shown))
     write_json(folder / "gallery.json", contents)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,25 +25,25 @@ class Run:
     """What the service called the run when it began; None for a new one."""
 
 
-class Service:
+class Service(ABC):
     """Where figures go: ``at`` counts steps or epochs, as ``axis`` says; ``moment`` counts all calls of a run."""
 
     packages: ClassVar[tuple[str, ...]]
     id: str
 
-    def __init__(self, run: Run) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def __init__(self, run: Run) -> None: ...
 
     @staticmethod
     def where() -> str:
         """What must not change if a run is to go on there."""
         return "here"
 
-    def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None: ...
 
-    def finish(self, whole: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def finish(self, whole: bool) -> None: ...
 
 
 class TensorBoard(Service):

@@ -12,7 +12,7 @@ from typing import Any
 
 from equipoise.errors import UsageError, unknown
 from equipoise.files import read_json, write_json
-from equipoise.settings import build
+from equipoise.settings import build, flat
 from equipoise.study.progress import Reporter, Start
 from equipoise.study.services import SERVICES, Run, Service
 
@@ -66,7 +66,7 @@ class Tracker(Reporter):
         if told.finished:
             return
         name = f"{settings.dataset}-{settings.method}-seed{settings.seed}"
-        service = kind(Run(name, flat(settings.identity()), folder, told.id))
+        service = kind(Run(name, _plain(flat(settings.identity())), folder, told.id))
         untold = start.rows[told.steps :]  # steps learned without this tracker, or killed before they could be told
         self.epochs = told.epochs + len(untold) * settings.train.epochs
         self.service = service
@@ -121,19 +121,9 @@ class Tracker(Reporter):
             service.finish(whole)
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """One layer of plain values.
-
-    >>> flat({"train": {"lr": 0.1, "milestones": [3, 5]}, "seed": 0})
-    {'train.lr': 0.1, 'train.milestones': '[3, 5]', 'seed': 0}
-    """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = str(value) if isinstance(value, list) else value
-    return found
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Lists as text: not every service takes them."""
+    return {name: str(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
 def make_trackers(names: str) -> list[Tracker]:

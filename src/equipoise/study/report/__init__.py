@@ -80,5 +80,8 @@ def _as_compared(root: Path, groups: list[Group]) -> tuple[list[Group], list[dic
     named: dict[str, list[Run]] = {}
     for name, label in labels.items():
         named.setdefault(label, []).extend([runs[name]] if name in runs else [])
+    if not any(named.values()):  # all that it names are ruins: better what there is than nothing
+        return groups, [], []
+    panels = [panel for panel in panels if any(named.get(label) for label in panel["labels"])]
     others = [(name, "it is not in compare.json, the last comparison made here") for name in runs if name not in labels]
     return [Group(label, found) for label, found in named.items() if found], panels, others

@@ -9,7 +9,9 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
+import torch
 
+from equipoise.study import evaluate
 from equipoise.study.report.runs import Array, Run, Said
 
 BINS = 15
@@ -33,8 +35,8 @@ def calibration_error(said: Said, among: Array) -> float | None:
 
 def confusion(said: Said, classes: int) -> Array:
     """How often class i (row) was taken for class j (column)."""
-    pairs = said.labels.astype(np.int64) * classes + said.top1
-    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+    counts: Array = evaluate.confusion(torch.from_numpy(said.labels), torch.from_numpy(said.top1), classes).numpy()
+    return counts
 
 
 def by_age(run: Run) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import numpy as np
@@ -198,7 +199,7 @@ def _group_row(group: Group, root: Path) -> dict[str, Any]:
             "paper": _beside(paper, name) if paper and paper.figure == "top1" else "",
         }
     pages = [
-        {"seed": run.settings["seed"], "href": f"{run.directory.relative_to(root).as_posix()}/report.html"}
+        {"seed": run.settings["seed"], "href": f"{quote(run.directory.relative_to(root).as_posix())}/report.html"}
         for run in group.runs
     ]
     seconds = float(group.values("seconds").sum(1).mean())
@@ -230,10 +231,8 @@ def _confusions(run: Run) -> dict[str, Any]:
     after, before = run.said(len(run.rows))
     for name, said in (("confusion", after), ("confusion-before", before)):
         counts = confusion(said, run.seen)
-        listed[name] = [
-            [[int(j), int(row[j])] for j in np.argsort(-row, kind="stable")[:8] if row[j] and j != i]
-            for i, row in enumerate(counts)
-        ]
+        wrong = counts - np.diag(counts.diagonal())
+        listed[name] = [[[int(j), int(row[j])] for j in np.argsort(-row, kind="stable")[:8] if row[j]] for row in wrong]
     return {"names": run.names, "steps": run.step_of.tolist(), "worst": listed}
 
 

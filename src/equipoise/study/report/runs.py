@@ -1,4 +1,4 @@
-"""Run directories, as the report reads them: without torch, and with a reason wherever one cannot be read."""
+"""Run directories, as the report reads them: from their files alone, with a reason wherever one cannot be read."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from equipoise.errors import RunError, UsageError
+from equipoise.settings import flat
 
 Array = NDArray[Any]
 MARKS = ("config.json", "metrics.jsonl", "checkpoint")
@@ -211,15 +212,12 @@ def _label(run: Run, all_runs: Sequence[Run]) -> str:
     return ", ".join([name, *differs])
 
 
-def flat_settings(settings: dict[str, Any], above: str = "") -> dict[str, str]:
-    """Settings in one layer, by the names that ``--set`` takes."""
-    flat: dict[str, str] = {}
-    for name, value in settings.items():
-        path = f"{above}.{name}" if above else name
-        shown = path.replace("fields.", "method.")
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        flat |= flat_settings(value, path) if isinstance(value, dict) else {shown: text}
-    return flat
+def flat_settings(settings: dict[str, Any]) -> dict[str, str]:
+    """Settings in one layer, by the names that ``--set`` takes, as text."""
+    return {
+        name.replace("fields.", "method."): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in flat(settings).items()
+    }
 
 
 def open_directory(path: Path) -> tuple[Run | None, list[Group], list[tuple[str, str]]]:
