@@ -250,7 +250,7 @@ def test_files_are_decoded_lazily_alike_in_every_mode(tmp_path: Path) -> None:
     kinds = {"grey.png": "L", "colour.jpg": "RGB", "print.jpg": "CMYK", "glass.png": "RGBA", "table.gif": "P"}
     for name, mode in kinds.items():
         picture.convert("RGB").convert(mode).save(tmp_path / name)
-    store = FileStore([tmp_path / name for name in kinds], size=16)
+    store = FileStore([tmp_path / name for name in kinds], size=16, margin=256 / 224)
     read = store.read(torch.arange(len(kinds)))
     assert read.shape == (5, 3, 16, 16)
     expected = picture.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR, (20.625, 5.625, 99.375, 84.375))

@@ -164,7 +164,7 @@ def test_sigkill_at_any_moment_loses_nothing(moment: int, uninterrupted: Path, t
     """Killed as the checkpoint is being replaced for the ``moment``-th time, then run again."""
     directory = tmp_path / "run"
     process = subprocess.Popen([*COMMAND, "--out", str(directory)], stdout=subprocess.DEVNULL)
-    manifest, seen, last = directory / "checkpoint" / "manifest.json", 0, b""
+    manifest, seen, last = directory / "checkpoint" / "step" / "stages.json", 0, b""
     deadline = time.monotonic() + 60
     while seen < moment and time.monotonic() < deadline and process.poll() is None:
         try:
@@ -183,7 +183,7 @@ def test_sigkill_at_any_moment_loses_nothing(moment: int, uninterrupted: Path, t
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = [*COMMAND, "--set", "train.epochs=500", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    manifest = tmp_path / "run" / "checkpoint" / "manifest.json"
+    manifest = tmp_path / "run" / "checkpoint" / "step" / "stages.json"
     deadline = time.monotonic() + 60
     while not manifest.exists() and time.monotonic() < deadline:
         time.sleep(0.05)

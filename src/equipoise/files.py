@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,18 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read as safetensors ({error})") from error
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """One writer at a time; readers need no lock."""
+    try:
+        file = (directory / ".lock").open("w")
+    except OSError as error:
+        raise RunError(f"cannot write to {directory} ({error.strerror}): choose another place") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(f"another process is writing to {directory}: wait, or choose another place") from error
+        yield

@@ -63,8 +63,9 @@ class Augment:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Floats with the data's mean and deviation taken out, channels-last (the fast layout for convolutions)."""
-        mean = torch.tensor(self.mean, device=pixels.device).view(1, -1, 1, 1) * 255
-        std = torch.tensor(self.std, device=pixels.device).view(1, -1, 1, 1) * 255
+        full = 255 if pixels.dtype == torch.uint8 else 1  # features are not pixels
+        mean = torch.tensor(self.mean, device=pixels.device).view(1, -1, 1, 1) * full
+        std = torch.tensor(self.std, device=pixels.device).view(1, -1, 1, 1) * full
         # normalise first, change the layout last: broadcasting over channels-last took four times as long
         return pixels.float().sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
 

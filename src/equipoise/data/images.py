@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from equipoise.errors import DataError, UsageError
@@ -46,10 +46,11 @@ class Store(Protocol):
 
 
 class TensorStore:
-    """All pixels in one uint8 tensor, N × C × H × W."""
+    """All pixels in one uint8 tensor, N × C × H × W. Rows of features come as floats, N × features × 1 × 1."""
 
     def __init__(self, pixels: Tensor) -> None:
-        if pixels.dtype != torch.uint8 or pixels.dim() != 4:
+        features = pixels.dtype == torch.float32 and pixels.shape[2:] == (1, 1)
+        if pixels.dim() != 4 or not (pixels.dtype == torch.uint8 or features):
             raise DataError(f"images must be uint8, N × C × H × W, not {pixels.dtype} {tuple(pixels.shape)}")
         self.pixels = pixels
 
@@ -73,16 +74,14 @@ class TensorStore:
 class FileStore:
     """Image files, decoded to RGB of one size when read. Threads suffice: Pillow decodes without the GIL."""
 
-    def __init__(self, paths: Sequence[str | Path], size: int, workers: int | None = None) -> None:
-        if size < 8:
-            raise UsageError(f"data.size is {size}, but images must be at least 8 pixels wide")
+    def __init__(self, paths: Sequence[str | Path], size: int, margin: float = 1.0) -> None:
+        check_size(size)
         self.paths = [str(path) for path in paths]
-        self.size = size
-        self.workers = workers or min(8, os.cpu_count() or 1)
+        self.size, self.margin = size, margin
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.workers, thread_name_prefix="decode")
+        return decoders()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -98,35 +97,71 @@ class FileStore:
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
         paths = [self.paths[row] for row in rows.tolist()]
         draws = [None] * len(paths) if crops is None else crops.tolist()
-        images = list(self._pool.map(lambda path, draw: decode(path, self.size, draw), paths, draws))
+        images = list(self._pool.map(lambda path, draw: decode(path, self.size, draw, self.margin), paths, draws))
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
-def decode(path: str, size: int, draw: Sequence[float] | None = None) -> np.ndarray:
+def check_size(size: int) -> None:
+    if size < 8:
+        raise UsageError(f"data.size is {size}, but images must be at least 8 pixels wide")
+
+
+def decoders() -> ThreadPoolExecutor:
+    """Threads that decode: as many as cores, for Pillow holds no lock while it works."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="decode")
+
+
+def decode(source: str | BinaryIO, size: int, draw: Sequence[float] | None = None, margin: float = 1.0) -> np.ndarray:
     """One file as size × size × 3 uint8: a random resized crop if ``draw`` is given, else the centre.
 
-    The centre is the usual one: short side to size·256/224, then the middle size × size.
+    The centre is the largest square in the middle, its edge divided by ``margin`` (ImageNet's custom: 256/224).
     """
     try:
-        with Image.open(path) as file:
-            box = _centre(file.size) if draw is None else _random_box(file.size, draw)
-            # JPEG decodes to a half, quarter or eighth when the crop stays at least as large as asked for
-            scale = (box[2] - box[0]) / size
-            if scale >= 2 and file.format == "JPEG":
-                full = file.size
-                file.draft("RGB", (int(full[0] / scale), int(full[1] / scale)))
-                across, down = file.size[0] / full[0], file.size[1] / full[1]
-                box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-            picture: Image.Image = file
-            if file.mode.startswith("I;16"):  # convert() would clip 16 bits to white instead of scaling them
-                picture = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
-            return np.asarray(picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box))
+        with Image.open(source) as file:
+            return np.asarray(square(file, size, draw, margin))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image ({error}): mend or remove it") from error
+        name = source if isinstance(source, str) else "the image"
+        raise DataError(f"{name} cannot be read as an image ({error}): mend or remove it") from error
 
 
-def _centre(size: tuple[int, int]) -> Box:
-    edge = min(size) * 224 / 256
+def square(picture: Image.Image, size: int, draw: Sequence[float] | None = None, margin: float = 1.0) -> Image.Image:
+    """A picture of any mode as size × size RGB, upright, what is transparent made white."""
+    box = _centre(picture.size, margin) if draw is None else _random_box(picture.size, draw)
+    # JPEG decodes to a half, quarter or eighth when the crop stays at least as large as asked for
+    scale = (box[2] - box[0]) / size
+    if scale >= 2 and picture.format == "JPEG":
+        full = picture.size
+        picture.draft("RGB", (int(full[0] / scale), int(full[1] / scale)))
+        across, down = picture.size[0] / full[0], picture.size[1] / full[1]
+        box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    turn = TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+    small = _rgb(picture).resize((size, size), Image.Resampling.BILINEAR, box)
+    return small if turn is None else small.transpose(turn)  # a square turns in its place
+
+
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""How a camera was held (EXIF's orientation), and what sets its pictures upright."""
+
+
+def _rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I;16"):  # convert() would clip 16 bits to white instead of scaling them
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.has_transparency_data:  # what lies behind a transparent pixel is arbitrary, often black
+        seen = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _centre(size: tuple[int, int], margin: float) -> Box:
+    edge = min(size) / margin
     left, top = (size[0] - edge) / 2, (size[1] - edge) / 2
     return left, top, left + edge, top + edge
 

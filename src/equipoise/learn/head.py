@@ -62,6 +62,13 @@ class Head(nn.Module):
                 bias[:old] = self.bias
             self.bias = nn.Parameter(bias)
 
+    @torch.no_grad()
+    def keep(self, classes: Tensor) -> None:
+        """Only the rows of ``classes`` stay, in that order."""
+        self.weight = nn.Parameter(self.weight[classes])
+        if self.bias is not None:
+            self.bias = nn.Parameter(self.bias[classes])
+
     def _draw(self, *shape: int) -> Tensor:
         """Uniform in ±1/√features, the usual start of a linear layer, and the authors'."""
         bound = 1 / math.sqrt(self.features)

@@ -50,6 +50,14 @@ class Consolidating(Method):
         loss = super().loss(x, y)
         return loss + self.strength * self.penalty() if self.old else loss
 
+    def keep(self, classes: Tensor) -> None:
+        super().keep(classes)
+        for kind in ("importance", "anchor"):
+            for name in ("head_weight", "head_bias"):
+                known = getattr(self, f"{kind}_{name}", None)
+                if known is not None:
+                    setattr(self, f"{kind}_{name}", known[classes])
+
     def consolidate(self, importance: dict[str, Tensor]) -> None:
         """Add a step's importances to those so far, and take the weights as the new anchors."""
         for name, weight in self.weights():

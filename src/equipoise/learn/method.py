@@ -95,6 +95,12 @@ class Method(nn.Module):
         """Scores over exactly the classes seen; changes nothing."""
         return self.scores(x)
 
+    def keep(self, classes: Tensor) -> None:
+        """Between steps: only ``classes``, a rising list of places, stay and move up, with all that is kept of each."""
+        self.head.keep(classes)
+        step_of = torch.repeat_interleave(self.sizes)
+        self.sizes = torch.bincount(step_of[classes], minlength=len(self.sizes))
+
     # ---- what the verbs are made of
 
     def features(self, x: Tensor) -> Tensor:

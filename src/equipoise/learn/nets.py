@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -116,12 +117,40 @@ class SmallNet(Backbone):
         return stages
 
 
+class MLP(Backbone):
+    """For rows of features, such as another model's embeddings: two layers. Features are non-negative."""
+
+    def __init__(self, inputs: int, widths: Sequence[int] = (256, 128), final_relu: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in pairwise((inputs, *widths)))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(o) for o in widths)
+        self.final_relu = final_relu
+        self.width, self.map_widths = widths[-1], list(widths)
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """A layer's output is a map of one place."""
+        x, stages = x.flatten(1), []
+        for depth, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            x = norm(layer(x))
+            if depth < len(self.layers) - 1 or self.final_relu:
+                x = F.relu(x)
+            stages.append(x[:, :, None, None])
+        return stages
+
+
 BACKBONES: dict[str, Callable[[int, bool], Backbone]] = {
     "resnet32": resnet32,
     "resnet18": resnet18,
     "small": lambda channels, final_relu: SmallNet(channels, final_relu=final_relu),
     "tiny": lambda channels, final_relu: SmallNet(channels, (8, 16, 32), final_relu),
+    "mlp": lambda inputs, final_relu: MLP(inputs, final_relu=final_relu),
 }
+
+
+def check_backbone(name: str) -> None:
+    """Refuse a name that nobody knows."""
+    if name not in BACKBONES and not name.startswith("timm:"):
+        raise unknown("backbone", name, [*BACKBONES, "timm:NAME"])
 
 
 @dataclass(frozen=True)
@@ -133,17 +162,22 @@ class Architecture:
     """Channels, height and width of the images."""
 
     def __call__(self, final_relu: bool = True) -> Backbone:
-        if self.name not in BACKBONES:
-            raise unknown("backbone", self.name, BACKBONES)
+        check_backbone(self.name)
+        if self.name.startswith("timm:"):
+            from equipoise.learn.timm_net import TimmNet
+
+            return TimmNet(self.name.removeprefix("timm:"), self.shape)
         net = BACKBONES[self.name](self.shape[0], final_relu)
         initialise(net)
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def initialise(net: nn.Module) -> None:
-    """He et al. 2015 for convolutions (fan-out); batch norms start as the identity."""
+    """He et al. 2015 for convolutions (fan-out) and layers (fan-in); batch norms start as the identity."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.BatchNorm2d):
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
             module.reset_parameters()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, join
 from equipoise.data.stream import Step
+from equipoise.errors import UsageError
 from equipoise.learn.head import Head
 from equipoise.learn.method import Method
 from equipoise.learn.nets import Architecture, conv3x3
@@ -99,6 +100,9 @@ class GANReplay(Method):
         self.codes.grow(step.new)
         for part in (self.generator, self.critic, self.codes):
             part.requires_grad_(False)  # the classifier's turn
+
+    def keep(self, classes: Tensor) -> None:
+        raise UsageError("gan-replay cannot forget a class: its generator has learned to draw it, so learn anew")
 
     @torch.no_grad()
     def imagine(self, classes: Tensor, augment: Augment) -> Images:

@@ -43,5 +43,10 @@ class ICaRL(LwFMC):
         self.means = class_means(features, exemplars.labels.repeat(2), range(step.seen)).to(self.head.weight.device)
         return {}
 
+    def keep(self, classes: Tensor) -> None:
+        super().keep(classes)
+        if self.means is not None:
+            self.means = self.means[classes]
+
     def predict(self, x: Tensor) -> Tensor:
         return self.scores(x) if self.means is None else nearest_mean(self.features(x), self.means)  # Alg. 1

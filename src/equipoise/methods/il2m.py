@@ -56,6 +56,11 @@ class IL2M(Method):
         self.now = torch.cat([_own_means(said, old.labels, range(step.old)).to(device), new])
         return {}
 
+    def keep(self, classes: Tensor) -> None:
+        super().keep(classes)
+        self.first = self.first[classes]
+        self.now = self.now[classes] if len(self.now) else self.now
+
     def predict(self, x: Tensor) -> Tensor:
         scores = self.scores(x).softmax(1)
         if len(self.now) == scores.shape[1]:

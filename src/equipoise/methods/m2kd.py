@@ -32,9 +32,10 @@ class TwoLevels(nn.Module):
         maps = self.backbone.maps(x)
         return self.head(maps[-1].mean((2, 3))), self.aid(maps[-2].mean((2, 3)))
 
-    def grow(self, count: int) -> None:
-        self.head.grow(count)
-        self.aid.grow(count)
+    def keep(self, classes: Tensor) -> None:
+        known = classes[classes < self.head.classes]
+        self.head.keep(known)
+        self.aid.keep(known)
 
 
 @dataclass(eq=False)
@@ -77,6 +78,13 @@ class M2KD(Method):
         self.snapshots.eval()
         return self
 
+    def keep(self, classes: Tensor) -> None:
+        super().keep(classes)
+        self.aid.keep(classes)
+        for snapshot in self.snapshots:
+            assert isinstance(snapshot, TwoLevels)
+            snapshot.keep(classes)
+
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         maps = self.backbone.maps(x)
         levels = self.head(maps[-1].mean((2, 3))), self.aid(maps[-2].mean((2, 3)))
@@ -85,6 +93,8 @@ class M2KD(Method):
         for snapshot, size in zip(self.snapshots, self.steps, strict=False):
             own = slice(start, start + size)  # the classes that were new when the snapshot was taken
             start += size
+            if not size:  # all of them were forgotten
+                continue
             with torch.no_grad():
                 taught = snapshot(x)
             high = high + self.balance * distill(levels[0][:, own], taught[0][:, own], self.temperature)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -34,6 +33,10 @@ class ProxyHead(Head):
 
     def grow(self, count: int, redraw: bool = False) -> None:
         super().grow(count * self.proxies, redraw)
+
+    def keep(self, classes: Tensor) -> None:
+        rows = classes[:, None] * self.proxies + torch.arange(self.proxies, device=classes.device)
+        super().keep(rows.flatten())
 
     def similarities(self, x: Tensor) -> Tensor:
         """Eq. 9: ŷ_c = Σ_k s_ck <θ_ck, h>, with s a softmax over the class's proxies."""
@@ -95,6 +98,8 @@ class PODNet(Method):
     @torch.no_grad()
     def imprint(self, step: Step, fit: Fit) -> None:
         """Sec. 3.3: the proxies of a new class start as the centres of its features."""
+        from sklearn.cluster import KMeans  # a second to import, which `equipoise predict` need not wait for
+
         features = F.normalize(fit.features(step.images), dim=1)
         length = self.head.weight[: step.old * self.proxies].norm(dim=1).mean()
         for label in range(step.old, step.seen):

@@ -42,6 +42,10 @@ class SimpleNEM(Method):
         self.means = torch.cat([self.means, new]) if step.old else new
         return {}
 
+    def keep(self, classes: Tensor) -> None:
+        super().keep(classes)
+        self.means = self.means[classes]
+
     def predict(self, x: Tensor) -> Tensor:
         return nearest_mean(self.features(x), self.means)
 

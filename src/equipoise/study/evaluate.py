@@ -39,7 +39,7 @@ def predict_all(method: Method, images: Images, augment: Augment, runtime: Runti
         top1=scores.argmax(1),
         in_top5=(five == images.labels[:, None]).any(1),
         confidence=scores.softmax(1).amax(1),
-        all_alike=bool((scores == scores[0]).all()),
+        all_alike=bool((scores == scores[:1]).all()),
     )
 
 

@@ -19,12 +19,13 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
-from equipoise.errors import RunError, UsageError
+from equipoise.errors import UsageError
 from equipoise.learn.method import Method
 from equipoise.learn.nets import Architecture
-from equipoise.learn.trainer import Fit, learn_step
+from equipoise.learn.trainer import Fit
 from equipoise.seeding import seed_everything
-from equipoise.study.evaluate import Predictions, predict_all, step_metrics, summarise
+from equipoise.study.evaluate import step_metrics, summarise
+from equipoise.study.lesson import head_norms_of, learn_and_judge, try_out
 from equipoise.study.progress import Reporter, Start
 from equipoise.study.recipe import Settings, resolve
 from equipoise.study.rundir import RunDir
@@ -127,16 +128,6 @@ class Experiment:
             key=(settings.seed, "step", step.index),
         )
 
-    def judge(self, step: Step) -> Predictions:
-        said = predict_all(self.method, self.stream.tests(step), self.augment, self.settings.runtime)
-        if step.seen > 1 and len(said.labels) > 1 and said.all_alike:
-            raise RunError(
-                f"every test image gets the same scores after step {step.index}: the network has died, "
-                f"so lower train.lr (now {self.settings.train.lr:g})"
-                + (" or set method.clip=false" if self.settings.fields.get("clip") else "")
-            )
-        return said
-
 
 def load_data(settings: Settings, data_root: str | Path | None) -> Dataset:
     return sources.load(settings.dataset, data_root, **settings.data)
@@ -151,7 +142,7 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], re
         rundir.restore(experiment.method, experiment.memory, experiment.stream.train.store)
         rows = rundir.rows()
         loads = [images * settings.train.epochs for images in experiment.workload()]
-        reporter.run(Start(settings, experiment.stream.sizes, loads, tuple(rows), directory, rundir.epochs_done))
+        reporter.run(Start(settings, experiment.stream.sizes, loads, tuple(rows), directory, rundir.stages.epochs))
         for step in experiment.stream:
             if step.index > rundir.steps_done:
                 rows.append(_learn(experiment, step, rundir, reporter))
@@ -167,21 +158,11 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
     began = time.perf_counter()
     method = experiment.method
     fit = experiment.fit(step)
-    fit.watcher, fit.journal = reporter, rundir
-    before: dict[str, torch.Tensor] = {}
-    said: list[Predictions] = []
-
-    def judge() -> None:
-        if method.corrects and step.old:
-            said.append(experiment.judge(step))
-        before.update(_norms(method))
-
-    facts = learn_step(fit, judge)
-    with fit.clock("evaluation"):
-        after = experiment.judge(step)
-    uncorrected = said[0] if said else after
-    row = step_metrics(after, uncorrected, experiment.stream.sizes[: step.index]) | facts
-    row |= _mean_norms(before, method, step)
+    fit.watcher, fit.journal = reporter, rundir.stages
+    lesson = learn_and_judge(fit, experiment.stream.tests(step))
+    after, before = lesson.after, lesson.before
+    row = step_metrics(after, before, experiment.stream.sizes[: step.index]) | lesson.facts
+    row |= _mean_norms(lesson.norms_before, method, step)
     row["exemplars"] = len(experiment.memory)
     row["seconds"] = time.perf_counter() - began + fit.carried
     row["images_per_second"] = fit.images_seen / max(fit.seconds, 1e-9)
@@ -192,14 +173,11 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
         "top1": after.top1,
         "in_top5": after.in_top5,
         "confidence": after.confidence,
-        **_norms(method),
+        **head_norms_of(method),
     }
-    if said:  # without a correction there is nothing to tell apart
-        predictions |= {
-            "top1_uncorrected": uncorrected.top1,
-            "confidence_uncorrected": uncorrected.confidence,
-        }
-        predictions |= {f"{name}_uncorrected": norms for name, norms in before.items()}
+    if lesson.corrected:  # else there is nothing to tell apart
+        predictions |= {"top1_uncorrected": before.top1, "confidence_uncorrected": before.confidence}
+        predictions |= {f"{name}_uncorrected": norms for name, norms in lesson.norms_before.items()}
     rundir.finish_step(row, method.state_dict(), experiment.memory.rows(), predictions)
     return row
 
@@ -217,12 +195,6 @@ def _memory_peak() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def _norms(method: Method) -> dict[str, torch.Tensor]:
-    """Norms of the head's rows, one a class."""
-    found = {f"norms_{norm}": method.norms(norm) for norm in (1, 2)}
-    return {name: norms for name, norms in found.items() if norms is not None}
-
-
 def _mean_norms(before: dict[str, torch.Tensor], method: Method, step: Step) -> dict[str, float | None]:
     """Mean norm of old and of new rows as training left them: γ before clamping is their ratio."""
     norms = before.get(f"norms_{getattr(method, 'norm', 1)}")
@@ -235,19 +207,12 @@ def _mean_norms(before: dict[str, torch.Tensor], method: Method, step: Step) -> 
 def estimate(experiment: Experiment) -> float:
     """Seconds that training will take, from a short try of the first two steps on this machine."""
     rates: list[float] = []
-    batch = experiment.settings.train.batch_size
+    loads = [images * experiment.settings.train.epochs for images in experiment.workload()]
     for index in (1, 2)[: len(experiment.stream)]:
         step = experiment.stream[index]
-        fit = experiment.fit(step)
-        fit.schedule = replace(fit.schedule, epochs=1, shape="constant", milestones=())
         images = step.images if index == 1 else join([step.images, experiment.stream.before(step)])
-        fit.images = images.select(torch.arange(min(len(images), 2 * batch)))
-        experiment.method.begin(step, fit)
-        if fit.images is None:  # a method that trains no more
-            return experiment.workload()[0] * experiment.settings.train.epochs / rates[0]
-        fit(images.select(torch.arange(min(len(images), 2 * batch))))  # the first batches warm up
-        began, seen = fit.seconds, fit.images_seen
-        fit(images.select(torch.arange(min(len(images), 8 * batch))))
-        rates.append((fit.images_seen - seen) / (fit.seconds - began))
-    loads = [images * experiment.settings.train.epochs for images in experiment.workload()]
+        rate = try_out(experiment.fit(step), images)
+        if rate is None:  # a method that trains no more
+            return loads[0] / rates[0]
+        rates.append(rate)
     return loads[0] / rates[0] + sum(loads[1:]) / rates[-1]

@@ -125,35 +125,21 @@ LEGEND = (
 )
 
 
-class Table(Reporter):
-    """A line a step; in between a progress bar on a terminal, or a plain line now and then in a pipe."""
+class Bar(Reporter):
+    """How far training has come and how long it will take: a bar on a terminal, a line now and then in a pipe."""
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self.quiet = quiet
         self.progress: Progress | None = None
 
-    def run(self, start: Start) -> None:
-        settings, sizes, rows, loads = start.settings, start.sizes, start.rows, start.loads
-        self.steps = len(sizes)
-        self.at_step = len(rows) + 1
-        self.total, self.passed = sum(loads), sum(loads[: len(rows)])
-        self.loads = loads
+    def start(self, loads: Sequence[int], done: int = 0) -> None:
+        """``loads`` are the images each step trains on, epochs counted; ``done`` steps are learned."""
+        self.loads, self.at_step = loads, done + 1
+        self.total, self.passed = sum(loads), sum(loads[:done])
         self.began, self.began_at = time.monotonic(), self.passed
         self.last_line = 0.0
-        if self.quiet:
-            return
-        self.console.print(
-            f"[bold]{settings.method}[/] on {settings.dataset}: {sum(sizes)} classes in {len(sizes)} steps, "
-            f"recipe {escape(settings.recipe)}, seed {settings.seed}"
-        )
-        if rows or start.epochs_done:
-            after = f"step {len(rows)}" + (f" and {start.epochs_done} epochs of the next" if start.epochs_done else "")
-            self.console.print(f"  {escape(str(start.directory))} holds this run after {after}: going on from there")
-        self.console.print(_line(tuple(COLUMNS)), style="bold")
-        for row in rows:
-            self._row(row)
-        if self.console.is_terminal and len(rows) < len(sizes):
+        if self.console.is_terminal and not self.quiet and done < len(loads):
             self.progress = Progress(
                 TextColumn("  {task.description}"),
                 BarColumn(bar_width=28),
@@ -184,14 +170,42 @@ class Table(Reporter):
 
     def _where(self, ahead: int) -> str:
         epoch = min(self.at_epoch + ahead, self.epochs)
-        stage = "" if self.stage_name == "train" else f" {self.stage_name}"
-        return f"step {self.at_step}/{self.steps}{stage} epoch {epoch}/{self.epochs}"
+        step = f"step {self.at_step}/{len(self.loads)} " if len(self.loads) > 1 else ""
+        stage = "" if self.stage_name == "train" else f"{self.stage_name} "
+        return f"{step}{stage}epoch {epoch}/{self.epochs}"
 
     def _facts(self) -> str:
         rate = (self.passed - self.began_at) / max(time.monotonic() - self.began, 1e-6)
         left = duration(max(self.total - self.passed, 0) / rate) if rate > 0 else "…"
         loss = "" if self.loss != self.loss else f"loss {self.loss:.3f}  "
         return f"{loss}{rate:,.0f} images/s  {left} left"
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+
+class Table(Bar):
+    """A line a step, and the bar in between."""
+
+    def run(self, start: Start) -> None:
+        settings, sizes, rows = start.settings, start.sizes, start.rows
+        if not self.quiet:
+            self.console.print(
+                f"[bold]{settings.method}[/] on {settings.dataset}: {sum(sizes)} classes in {len(sizes)} steps, "
+                f"recipe {escape(settings.recipe)}, seed {settings.seed}"
+            )
+            if rows or start.epochs_done:
+                done = f" and {start.epochs_done} epochs of the next" if start.epochs_done else ""
+                after = f"step {len(rows)}{done}"
+                self.console.print(
+                    f"  {escape(str(start.directory))} holds this run after {after}: going on from there"
+                )
+            self.console.print(_line(tuple(COLUMNS)), style="bold")
+        self.start(start.loads, len(rows))
+        for row in rows:
+            self.step(row)
 
     def step(self, row: dict[str, Any]) -> None:
         self.at_step = row["step"] + 1
@@ -201,7 +215,7 @@ class Table(Reporter):
     def _row(self, row: dict[str, Any]) -> None:
         corrected = row["gamma"] is not None or row["top1_uncorrected"] != row["top1"]
         cells = (
-            f"{row['step']}/{self.steps}",
+            f"{row['step']}/{len(self.loads)}",
             str(row["seen"]),
             f"{row['top1']:.1f}",
             f"{row['top1_uncorrected']:.1f}" if corrected else "–",
@@ -224,11 +238,6 @@ class Table(Reporter):
         if not self.quiet:
             self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
         self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
-
-    def close(self) -> None:
-        if self.progress is not None:
-            self.progress.stop()
-            self.progress = None
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from equipoise.data import sources
 from equipoise.data.augment import Augment
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError, unknown
-from equipoise.learn.nets import BACKBONES
+from equipoise.learn.nets import check_backbone
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.settings import build, literal
@@ -39,7 +39,7 @@ class Net:
     """Which network."""
 
     backbone: str = "resnet32"
-    """resnet32, resnet18, small or tiny."""
+    """resnet32, resnet18, small, tiny, mlp (for rows of features) or timm:NAME."""
 
 
 SECTIONS = ("data", "stream", "memory", "net", "train", "augment", "runtime", "fields")
@@ -73,6 +73,15 @@ class Settings:
         plain["runtime"] = {"precision": self.runtime.precision}
         listed: dict[str, Any] = json.loads(json.dumps(plain))  # tuples are lists, as when it is read back
         return listed
+
+    @staticmethod
+    def of(identity: Mapping[str, Any], runtime: Runtime | None = None) -> Settings:
+        """The settings whose ``identity`` was written down, here and now on ``runtime``."""
+        plain = dict(identity)
+        precision = build(Runtime, plain.pop("runtime"), "runtime").precision
+        plain["stream"] = build(StreamSettings, plain["stream"], "stream")
+        plain["net"], plain["train"] = build(Net, plain["net"], "net"), build(Schedule, plain["train"], "train")
+        return Settings(**plain, runtime=dataclasses.replace(runtime or Runtime(), precision=precision))
 
 
 def recipe_names() -> list[str]:
@@ -152,8 +161,7 @@ def resolve(
             merged[section] |= layer.get(section, {})
     instance = methods.make(method, merged["fields"])
     net = build(Net, merged["net"], "net")
-    if net.backbone not in BACKBONES:
-        raise unknown("backbone", net.backbone, BACKBONES)
+    check_backbone(net.backbone)
     build(Augment, merged["augment"], "augment")
     memory = build(Memory, merged["memory"], "memory")
     return Settings(

@@ -6,11 +6,11 @@ summary.json             written when the last step is done
 predictions/step-N       what the model said of every test image, before and after the correction
 gallery/                 thumbnails of exemplars and of some test images
 checkpoint/manifest.json which files are the checkpoint; it is replaced last, so the rest is whole when it is there
+checkpoint/step/         the step under way
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,12 +32,12 @@ from equipoise.data.images import Images, Store
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream
 from equipoise.errors import RunError, UsageError
-from equipoise.files import read_json, read_tensors, write_json, write_tensors, write_text
+from equipoise.files import locked, read_json, read_tensors, write_json, write_tensors, write_text
 from equipoise.learn.method import Method
-from equipoise.learn.trainer import StageState
 from equipoise.settings import build
 from equipoise.study.gallery import write_gallery
 from equipoise.study.recipe import Settings
+from equipoise.study.stages import Stages
 
 FORMAT = 1
 
@@ -54,8 +55,6 @@ class Manifest:
     """The file of the method's state after them."""
     memory: tuple[tuple[Any, ...], ...] = ()
     """Label and rows of each class in the memory."""
-    stages: tuple[dict[str, Any], ...] = ()
-    """File, epochs and seconds of each training stage of the step under way."""
 
 
 class RunDir:
@@ -91,19 +90,12 @@ class RunDir:
         try:
             self._checkpoint.mkdir(parents=True, exist_ok=True)
             (self.path / "predictions").mkdir(exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
         except OSError as error:
             raise UsageError(f"cannot write to {self.path} ({error.strerror}): choose another --out") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise RunError(f"another process is writing to {self.path}: wait, or choose another --out") from error
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.path))
             self._read(stream)
-        except BaseException:
-            self._lock.close()
-            raise
+            self._lock = stack.pop_all()
         return self
 
     def __enter__(self) -> Self:
@@ -123,14 +115,17 @@ class RunDir:
         self._manifest = Manifest(FORMAT, fingerprint)
         if self._manifest_file.exists():
             try:
-                self._manifest = build(Manifest, read_json(self._manifest_file), "manifest")
-            except (UsageError, TypeError, AttributeError) as error:
+                known = dict(read_json(self._manifest_file))
+                known.pop("stages", None)  # until 2026-11-16 it listed the step under way too
+                self._manifest = build(Manifest, known, "manifest")
+            except (UsageError, TypeError, ValueError) as error:
                 raise self._damaged(error) from error
             if self._manifest.data != fingerprint:
                 raise RunError(
                     f"the data has changed since the run in {self.path} began: restore it, or choose another --out"
                 )
         self._tidy()
+        self.stages = self._next_stages()
 
     # ---- whole steps
 
@@ -138,10 +133,9 @@ class RunDir:
     def steps_done(self) -> int:
         return self._manifest.steps
 
-    @property
-    def epochs_done(self) -> int:
-        """Of the stage that was under way when the run stopped."""
-        return int(self._manifest.stages[-1]["epochs"]) if self._manifest.stages else 0
+    def _next_stages(self) -> Stages:
+        """Where the step that comes next is kept while it is under way."""
+        return Stages(self._checkpoint / "step", f"step {self.steps_done + 1}")
 
     def restore(self, method: Method, memory: Memory, store: Store) -> None:
         """Bring a method and its memory to where the last whole step left them."""
@@ -177,7 +171,10 @@ class RunDir:
         write_text(self.path / "metrics.jsonl", "\n".join(lines) + "\n")
         name = f"step-{step}.safetensors"
         write_tensors(self._checkpoint / name, state)
-        self._commit(steps=step, state=name, memory=tuple(memory.items()), stages=())
+        self._manifest = replace(self._manifest, steps=step, state=name, memory=tuple(memory.items()))
+        write_json(self._manifest_file, asdict(self._manifest))
+        self._tidy()
+        self.stages = self._next_stages()
 
     def finish(self, summary: dict[str, float | None], memory: Memory, tests: Images) -> None:
         if not (self.path / "gallery" / "gallery.json").exists():
@@ -185,31 +182,9 @@ class RunDir:
             write_gallery(self.path / "gallery", memory, tests, said)
         write_json(self.path / "summary.json", summary)
 
-    # ---- stages within a step (the trainer's journal)
-
-    def load(self, stage: int) -> StageState | None:
-        if stage >= len(self._manifest.stages):
-            return None
-        try:
-            entry = self._manifest.stages[stage]
-            return StageState(entry["epochs"], entry["seconds"], read_tensors(self._checkpoint / entry["file"]))
-        except (RunError, KeyError, TypeError) as error:
-            raise self._damaged(error) from error
-
-    def save(self, stage: int, state: StageState) -> None:
-        name = f"step-{self.steps_done + 1}-stage-{stage}-epoch-{state.epochs}.safetensors"
-        write_tensors(self._checkpoint / name, state.tensors)
-        entry = {"file": name, "epochs": state.epochs, "seconds": state.seconds}
-        self._commit(stages=(*self._manifest.stages[:stage], entry))
-
-    def _commit(self, **changes: Any) -> None:
-        self._manifest = replace(self._manifest, **changes)
-        write_json(self._manifest_file, asdict(self._manifest))
-        self._tidy()
-
     def _tidy(self) -> None:
         """Remove what the manifest does not name, also what a killed process left behind; we hold the lock."""
-        wanted = {"manifest.json", self._manifest.state, *(entry.get("file") for entry in self._manifest.stages)}
+        wanted = {"manifest.json", "step", self._manifest.state}
         for file in self._checkpoint.iterdir():
             if file.name not in wanted:
                 file.unlink()

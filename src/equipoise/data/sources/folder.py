@@ -50,7 +50,7 @@ def class_folders(root: Path) -> list[str]:
     return names
 
 
-def files(root: Path, classes: list[str], size: int) -> Images:
+def files(root: Path, classes: list[str], size: int, margin: float = 1.0) -> Images:
     """All images of the classes, in the order of their names; labels are places in ``classes``."""
     paths: list[str] = []
     labels: list[int] = []
@@ -63,7 +63,7 @@ def files(root: Path, classes: list[str], size: int) -> Images:
             raise DataError(f"the class folder {folder} has no images ({', '.join(ENDINGS)}): add some or remove it")
         paths += mine
         labels += [label] * len(mine)
-    return Images(FileStore(paths, size), torch.arange(len(paths)), torch.tensor(labels))
+    return Images(FileStore(paths, size, margin), torch.arange(len(paths)), torch.tensor(labels))
 
 
 def _split(everything: Images, names: tuple[str, ...], share: float) -> tuple[Images, Images]:

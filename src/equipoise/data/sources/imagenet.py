@@ -14,6 +14,9 @@ from equipoise.data.sources.folder import MEAN, STD, class_folders, files
 from equipoise.data.stream import class_order
 from equipoise.errors import DataError
 
+MARGIN = 256 / 224
+"""Test images are the middle 224 pixels of a short side of 256."""
+
 
 def load1000(root: Path, size: int = 224) -> Dataset:
     return _load("imagenet1000", root, size, _synsets(root, 1000))
@@ -41,5 +44,5 @@ def _synsets(root: Path, at_least: int) -> list[str]:
 
 
 def _load(name: str, root: Path, size: int, synsets: list[str]) -> Dataset:
-    train, val = files(root / "train", synsets, size), files(root / "val", synsets, size)
+    train, val = (files(root / part, synsets, size, MARGIN) for part in ("train", "val"))
     return Dataset(name, train, val, tuple(synsets), Augment(MEAN, STD, flip=True, resized_crop=True))

@@ -1,0 +1,79 @@
+"""One step learned and judged: what experiments and models people keep have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from equipoise.data.images import Images
+from equipoise.errors import RunError
+from equipoise.learn.method import Method
+from equipoise.learn.trainer import Fit, learn_step
+from equipoise.study.evaluate import Predictions, predict_all
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a step left behind, beside the method itself."""
+
+    facts: dict[str, float]
+    """What the method's ``end`` told."""
+    before: Predictions
+    """What it said of the test images before the correction."""
+    after: Predictions
+    corrected: bool
+    """Whether there was a correction, so that before and after may differ."""
+    norms_before: dict[str, Tensor]
+    """Norms of the head's rows as training left them."""
+
+
+def learn_and_judge(fit: Fit, tests: Images) -> Lesson:
+    """Learn the step of ``fit``, and ask the model about ``tests`` before and after its correction."""
+    method, step = fit.method, fit.step
+    before: list[Predictions] = []
+    norms: dict[str, Tensor] = {}
+
+    def judge() -> None:
+        if method.corrects and step.old:
+            before.append(ask(fit, tests))
+        norms.update(head_norms_of(method))
+
+    facts = learn_step(fit, judge)
+    with fit.clock("evaluation"):
+        after = ask(fit, tests)
+    return Lesson(facts, before[0] if before else after, after, bool(before), norms)
+
+
+def ask(fit: Fit, tests: Images) -> Predictions:
+    """What the model says of ``tests``; a network that says the same of all has died, and that is an error."""
+    said = predict_all(fit.method, tests, fit.augment, fit.runtime)
+    if fit.step.seen > 1 and len(said.labels) > 1 and said.all_alike:
+        raise RunError(
+            f"every test image gets the same scores after step {fit.step.index}: the network has died, "
+            f"so lower train.lr (now {fit.schedule.lr:g})"
+            + (" or set method.clip=false" if getattr(fit.method, "clip", False) else "")
+        )
+    return said
+
+
+def head_norms_of(method: Method) -> dict[str, Tensor]:
+    """Norms of the head's rows, one a class."""
+    found = {f"norms_{norm}": method.norms(norm) for norm in (1, 2)}
+    return {name: norms for name, norms in found.items() if norms is not None}
+
+
+def try_out(fit: Fit, images: Images) -> float | None:
+    """Images a second, from a short try on this machine; None for a step that trains nothing. Spoils the method."""
+    batch = fit.schedule.batch_size
+    fit.schedule = replace(fit.schedule, epochs=1, shape="constant", milestones=())
+    few, more = (images.select(torch.arange(min(len(images), count * batch))) for count in (2, 8))
+    fit.images = few
+    fit.method.begin(fit.step, fit)
+    if fit.images is None:
+        return None
+    fit(few)  # the first batches warm up
+    began, seen = fit.seconds, fit.images_seen
+    fit(more)
+    return (fit.images_seen - seen) / (fit.seconds - began)
