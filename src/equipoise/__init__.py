@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from equipoise.app.classifier import IncrementalClassifier as IncrementalClassifier
+    from equipoise.app.classifier import load as load
     from equipoise.data.herding import herd as herd
     from equipoise.learn.align import align_head as align_head
     from equipoise.learn.align import head_norms as head_norms
@@ -18,13 +20,15 @@ if TYPE_CHECKING:
     from equipoise.study.report import report as report
 
 _HOME = {
+    "IncrementalClassifier": "equipoise.app.classifier",
+    "load": "equipoise.app.classifier",
     "align_head": "equipoise.learn.align",
     "head_norms": "equipoise.learn.align",
     "herd": "equipoise.data.herding",
     "report": "equipoise.study.report",
     "run": "equipoise.study.experiment",
 }
-__all__ = ["__version__", "align_head", "head_norms", "herd", "report", "run"]
+__all__ = ["IncrementalClassifier", "__version__", "align_head", "head_norms", "herd", "load", "report", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,11 +13,11 @@ class EquipoiseError(Exception):
     """The root of all errors that equipoise raises on purpose."""
 
 
-class UsageError(EquipoiseError):
+class UsageError(EquipoiseError, ValueError):
     """A setting, name or argument that cannot be."""
 
 
-class DataError(EquipoiseError):
+class DataError(EquipoiseError, ValueError):
     """Data that is missing, damaged or not what it claims to be."""
 
 

@@ -36,6 +36,10 @@ class Store(Protocol):
     def shape(self) -> tuple[int, int, int]:
         """Channels, height, width of every image."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """uint8 for pixels; features are floats."""
+
     def __len__(self) -> int: ...
 
     def fingerprint(self) -> bytes:
@@ -58,6 +62,10 @@ class TensorStore:
     def shape(self) -> tuple[int, int, int]:
         _, channels, height, width = self.pixels.shape
         return channels, height, width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pixels.dtype
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -86,6 +94,10 @@ class FileStore:
     @property
     def shape(self) -> tuple[int, int, int]:
         return 3, self.size, self.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -118,7 +130,7 @@ def decode(source: str | BinaryIO, size: int, draw: Sequence[float] | None = Non
     """
     try:
         with Image.open(source) as file:
-            return np.asarray(square(file, size, draw, margin))
+            return np.array(square(file, size, draw, margin))  # a copy: torch wants arrays it may write to
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         name = source if isinstance(source, str) else "the image"
         raise DataError(f"{name} cannot be read as an image ({error}): mend or remove it") from error
@@ -195,6 +207,10 @@ class JoinedStore:
     def shape(self) -> tuple[int, int, int]:
         return self.stores[0].shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stores[0].dtype
+
     def __len__(self) -> int:
         return int(self.starts[-1])
 
@@ -202,7 +218,7 @@ class JoinedStore:
         return digest(b"".join(store.fingerprint() for store in self.stores))
 
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
-        out = torch.empty((len(rows), *self.shape), dtype=torch.uint8)
+        out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
         for store, start, stop in zip(self.stores, self.starts, self.starts[1:], strict=False):
             mine = (rows >= start) & (rows < stop)
             if mine.any():
@@ -247,9 +263,10 @@ class Images:
 
 def join(parts: Sequence[Images]) -> Images:
     """Images behind one another; parts of one store stay in it."""
-    if all(part.store is parts[0].store for part in parts):
-        store, rows = parts[0].store, [part.rows for part in parts]
-    else:
-        store = JoinedStore([part.store for part in parts])
-        rows = [part.rows + int(start) for part, start in zip(parts, store.starts, strict=False)]
-    return Images(store, torch.cat(rows), torch.cat([part.labels for part in parts]))
+    stores = list({id(part.store): part.store for part in parts}.values())
+    labels = torch.cat([part.labels for part in parts])
+    if len(stores) == 1:
+        return Images(stores[0], torch.cat([part.rows for part in parts]), labels)
+    joined = JoinedStore(stores)
+    starts = {id(store): int(start) for store, start in zip(stores, joined.starts, strict=False)}
+    return Images(joined, torch.cat([part.rows + starts[id(part.store)] for part in parts]), labels)

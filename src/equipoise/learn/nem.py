@@ -15,4 +15,7 @@ def class_means(features: Tensor, labels: Tensor, classes: range) -> Tensor:
 
 def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
     """Scores that are highest for the nearest mean: the negative L2 distance of normalised features."""
-    return -torch.cdist(F.normalize(features, dim=1), means)
+    unit = F.normalize(features, dim=1)
+    # written out, because torch.cdist has no counterpart in ONNX
+    squares = unit.square().sum(1, keepdim=True) + means.square().sum(1) - 2 * unit @ means.T
+    return -squares.clamp(min=0).sqrt()

@@ -41,8 +41,9 @@ class ProxyHead(Head):
     def similarities(self, x: Tensor) -> Tensor:
         """Eq. 9: ŷ_c = Σ_k s_ck <θ_ck, h>, with s a softmax over the class's proxies."""
         cosines = self.sharpness * F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))
-        cosines = cosines.view(len(x), -1, self.proxies)
-        return (cosines.softmax(2) * cosines).sum(2)
+        cosines = cosines.unflatten(1, (-1, self.proxies))
+        weighted: Tensor = (cosines.softmax(2) * cosines).sum(2)
+        return weighted
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.scale * self.similarities(x)

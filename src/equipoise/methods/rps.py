@@ -55,13 +55,13 @@ class PathNet(Backbone):
         self.path: Tensor
         self.register_buffer("fixed", torch.zeros(len(widths), parallel, dtype=torch.bool))
         self.register_buffer("path", torch.zeros(len(widths), dtype=torch.long))
+        self.active = [[0] for _ in widths]
 
     def maps(self, x: Tensor) -> list[Tensor]:
         stages = []
         for depth, layer in enumerate(self.layers):
             assert isinstance(layer, nn.ModuleList)
-            active = {*self.fixed[depth].nonzero().flatten().tolist(), int(self.path[depth])}
-            first, *others = sorted(active)
+            first, *others = self.active[depth]
             total = layer[first](x)
             for m in others:
                 total = total + layer[m](x)
@@ -81,6 +81,9 @@ class PathNet(Backbone):
 
     def train(self, mode: bool = True) -> PathNet:
         super().train(mode)
+        # as plain numbers, so that the network can be exported; train() or eval() comes before every use
+        used = self.fixed.cpu().scatter(1, self.path.cpu()[:, None], True)
+        self.active = [row.nonzero().flatten().tolist() for row in used]
         for layer, fixed in zip(self.layers, self.fixed.tolist(), strict=True):
             for module, stands in zip(layer.children(), fixed, strict=True):
                 module.train(mode and not stands)

@@ -1,39 +1,23 @@
-"""The command line. Only strings and numbers live here: torch is imported when a command runs, not for ``--help``."""
+"""Commands of researchers: run, compare, ablate, report, align, and the lists of what there is."""
 
 from __future__ import annotations
 
-import io
 import json as json_module
-import os
-import shlex
-import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import Parameter
 
-from equipoise import __version__
+from equipoise.cli.base import STUDIES, Flag, app
+from equipoise.cli.options import Common, Options, step_count
 from equipoise.errors import EquipoiseError, RunError, UsageError
-from equipoise.options import Common, Options, step_count
-
-app = App(
-    name="equipoise",
-    help="Learn new classes step by step, without forgetting the old ones or favouring the new.",
-    version=__version__,
-    help_format="plaintext",
-    suppress_keyboard_interrupt=False,  # cyclopts would exit without a word
-)
-
-Flag = Annotated[bool, Parameter(negative=())]
-
 
 NO_OPTIONS = Options()
 Shared = Annotated[Options, Parameter(name="*")]
 
 
-@app.command
+@app.command(group=STUDIES)
 def run(
     dataset: str = "glyphs",
     *,
@@ -126,7 +110,7 @@ def _show_plan(experiment: Any, json: bool, estimate: Any) -> None:
     print(f"about {duration(plan['seconds'])} of training on this machine")
 
 
-@app.command
+@app.command(group=STUDIES)
 def compare(
     dataset: str = "glyphs",
     *,
@@ -165,7 +149,7 @@ def compare(
     _compare(cells, None, out, options, json, quiet)
 
 
-@app.command
+@app.command(group=STUDIES)
 def ablate(
     dataset: str = "glyphs",
     *,
@@ -241,7 +225,7 @@ def _compare(cells: Any, panels: Any, out: Path, options: Common, json: bool, qu
         raise RunError(f"{len(table['failed'])} of {len(cells)} runs failed and are left out of the table: {names}")
 
 
-@app.command
+@app.command(group=STUDIES)
 def report(directory: Path, *, figures: Path | None = None, formats: str | None = None, json: Flag = False) -> None:
     """Make one HTML page of a run or a comparison: charts, tables, pictures; it needs no network.
 
@@ -273,7 +257,7 @@ def report(directory: Path, *, figures: Path | None = None, formats: str | None 
         print(f"{len(made.pictures)} pictures: {figures}")
 
 
-@app.command
+@app.command(group=STUDIES)
 def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, norm: int = 1, clamp: bool = True) -> None:
     """Weight Aligning alone: correct the head of anybody's checkpoint.
 
@@ -301,7 +285,7 @@ def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, nor
     )
 
 
-@app.command
+@app.command(group=STUDIES)
 def methods(name: str | None = None) -> None:
     """List the methods, or the settings of one.
 
@@ -315,7 +299,7 @@ def methods(name: str | None = None) -> None:
     print(describe_method(name) if name else list_methods())
 
 
-@app.command
+@app.command(group=STUDIES)
 def datasets() -> None:
     """List the data sets."""
     from equipoise.data.sources import SOURCES
@@ -324,46 +308,10 @@ def datasets() -> None:
         print(f"{name:18} {source.about}")
 
 
-@app.command
+@app.command(group=STUDIES)
 def recipes() -> None:
     """List the recipes."""
     from equipoise.study.recipe import read_recipe, recipe_names
 
     for name in recipe_names():
         print(f"{name:20} {read_recipe(name).get('about', '')}")
-
-
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command; a mistake of the user's is one sentence and exit code 2."""
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a γ must not end a run whose terminal has no Greek
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
-    try:
-        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as error:
-        _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)")
-    except EquipoiseError as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        print(
-            "\nstopped; every finished epoch is saved, and the same command goes on from there:\n"
-            f"  equipoise {shlex.join(tokens)}",
-            file=sys.stderr,
-        )
-        sys.exit(130)
-    except BrokenPipeError:
-        # whoever read our output has left; point stdout elsewhere so that Python's own flush at exit does not complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    sys.exit(0)
-
-
-def _command(tokens: Sequence[str]) -> str:
-    return f"{tokens[0]} " if tokens and not tokens[0].startswith("-") else ""
-
-
-def _fail(sentence: str) -> NoReturn:
-    print(f"equipoise: {sentence}", file=sys.stderr)
-    sys.exit(2)

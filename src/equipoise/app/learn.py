@@ -1,0 +1,204 @@
+"""Teach a model in a directory from a folder of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.app.folder import Survey, read, short_side, survey
+from equipoise.app.model import Label, Model, Shape
+from equipoise.app.modeldir import ModelDir
+from equipoise.app.pictures import identify
+from equipoise.app.pretrained import load_weights
+from equipoise.app.teach import Teaching, prepare
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images, check_size, digest
+from equipoise.data.sources.folder import MEAN, STD
+from equipoise.errors import DataError, UsageError
+from equipoise.learn.runtime import Runtime
+from equipoise.settings import build
+from equipoise.study.progress import Reporter
+from equipoise.study.recipe import Settings, resolve
+from equipoise.study.stages import Stages
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user may ask of a step. None leaves it as it is, or to us."""
+
+    method: str | None = None
+    backbone: str | None = None
+    weights: Path | None = None
+    image_size: int | None = None
+    recipe: str | None = None
+    memory: int | None = None
+    epochs: int | None = None
+    seed: int | None = None
+    holdout: float = 0.1
+    extend: bool = False
+    strict: bool = False
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Any other setting, by section."""
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        sections = {section: dict(values) for section, values in self.overrides.items()}
+        named = [
+            ("net", "backbone", self.backbone),
+            ("memory", "size", self.memory),
+            ("train", "epochs", self.epochs),
+            ("data", "size", self.image_size),
+        ]
+        for section, name, value in named:
+            if value is not None:
+                sections.setdefault(section, {})[name] = value
+        return sections
+
+
+class Onlooker(Reporter):
+    """Says nothing. The command line's has something to show."""
+
+    def reading(self, found: Survey) -> None:
+        """Images are about to be decoded."""
+
+    def decoded(self, count: int) -> None:
+        """So many more were."""
+
+    def plan(self, teaching: Teaching, found: Survey, seconds: float, epochs_done: int) -> None:
+        """All is ready, and will take some ``seconds``."""
+
+    def learned(self, record: Mapping[str, Any], model: Model) -> None:
+        """The step is done and saved."""
+
+
+def learn_folder(
+    place: ModelDir, folder: Path, wishes: Wishes, onlooker: Onlooker | None = None, dry_run: bool = False
+) -> dict[str, Any] | None:
+    """Learn the classes of ``folder``; the model is as it was until the step is whole. Returns the step's record."""
+    onlooker = onlooker or Onlooker()
+    place.check_free()
+    found = survey(folder)
+    if dry_run and not place.path.exists():
+        _learn(place, found, wishes, onlooker, dry_run)
+        return None
+    with place.writing():
+        return _learn(place, found, wishes, onlooker, dry_run)
+
+
+def _learn(place: ModelDir, found: Survey, wishes: Wishes, onlooker: Onlooker, dry_run: bool) -> dict[str, Any] | None:
+    model = open_model(place, found, wishes)
+    images = images_of(found, model, wishes, onlooker)
+    settings = resolve("folder", model.settings.method, model.settings.recipe, 0, wishes.sections())
+    model.settings.runtime.start()
+    train = wishes.sections().get("train", {})
+    teaching = prepare(model, images, wishes.holdout, wishes.extend, train, settings.train)
+    version = place.config()["version"] if place.exists else "none"
+    of = digest(f"{version} {model.settings.identity()} {model.classes}".encode() + teaching.images.fingerprint()).hex()
+    if dry_run:
+        onlooker.plan(teaching, found, teaching.estimate(), 0)
+        return None
+    stages = Stages(place.pending, of)
+    onlooker.plan(teaching, found, teaching.estimate(), stages.epochs)
+    record = teaching.learn(onlooker, stages)
+    record["left_out"] = len(found.left_out)
+    place.commit(model)
+    stages.clear()
+    onlooker.learned(record, model)
+    return record
+
+
+def open_model(place: ModelDir, found: Survey, wishes: Wishes) -> Model:
+    """The model in ``place`` with what may be changed of it, or a new one."""
+    runtime = build(Runtime, wishes.sections().get("runtime", {}), "runtime")
+    if not place.exists:
+        return new_model(found, wishes)
+    model = place.load(runtime, images=True)
+    _check_same(model, wishes)
+    memory = model.settings.memory | wishes.sections().get("memory", {})
+    model.settings = replace(model.settings, memory=memory)
+    kept, model.memory = model.memory.kept, model.settings.make_memory()
+    model.memory.kept = kept
+    return model
+
+
+def new_model(found: Survey, wishes: Wishes) -> Model:
+    sections = wishes.sections()
+    backbone = sections.get("net", {}).get("backbone", "resnet32")
+    size = sections.get("data", {}).get("size") or size_for(backbone, short_side(found))
+    check_size(size)
+    sections.setdefault("data", {})["size"] = size
+    settings = resolve("folder", wishes.method or "wa", wishes.recipe, wishes.seed or 0, sections)
+    settings = fit_to_backbone(settings, sections)
+    shape = (3, size, size)
+    model = Model.blank(settings, shape, photograph_augment(shape, settings))
+    if wishes.weights is not None:
+        load_weights(model.method, wishes.weights)
+    return model
+
+
+def photograph_augment(shape: Shape, settings: Settings) -> Augment:
+    """How pictures are varied and normalised: moved and mirrored, with the statistics of photographs."""
+    mean, std = (MEAN, STD) if shape[0] == 3 else ((0.5,), (0.25,))
+    augment = replace(Augment(mean, std, pad=max(shape[1] // 8, 1), flip=True), **settings.augment)
+    if augment.resized_crop:
+        raise UsageError("augment.resized_crop is for experiments: a model keeps its images at one size")
+    return augment
+
+
+def fit_to_backbone(settings: Settings, given: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """Clipped weights presume features that are never negative (Sec. 4.3), which timm's may be."""
+    if (
+        settings.net.backbone.startswith("timm:")
+        and "clip" in settings.fields
+        and "clip" not in given.get("fields", {})
+    ):
+        return replace(settings, fields=settings.fields | {"clip": False})
+    return settings
+
+
+def size_for(backbone: str, short_side: int) -> int:
+    """Pixels a picture is seen with: 224 for large networks, else 32 for small pictures and 64 for others."""
+    if backbone == "resnet18" or backbone.startswith("timm:"):
+        return 224
+    return 32 if short_side < 48 else 64
+
+
+def _check_same(model: Model, wishes: Wishes) -> None:
+    """Refuse what a model cannot change any more."""
+    settings = model.settings
+    wanted = {
+        "method": (wishes.method, settings.method),
+        "backbone": (wishes.backbone, settings.net.backbone),
+        "image-size": (wishes.image_size, model.shape[1]),
+        "recipe": (wishes.recipe, settings.recipe),
+        "seed": (wishes.seed, settings.seed),
+    }
+    for option, (asked, is_) in wanted.items():
+        if asked is not None and asked != is_:
+            raise UsageError(f"--{option} is {asked}, but this model was begun with {is_}: leave it out, or begin anew")
+    if wishes.weights is not None:
+        raise UsageError("--weights is for the first step of a model: this one has learned already")
+    fixed = [section for section in wishes.overrides if section not in ("train", "memory", "runtime")]
+    if fixed:
+        raise UsageError(f"settings of '{fixed[0]}' are for the first step of a model: this one has learned already")
+
+
+def images_of(found: Survey, model: Model, wishes: Wishes, onlooker: Onlooker) -> dict[Label, Images]:
+    """The good images; with ``strict``, all must be."""
+    known: dict[str, str] = {}
+    for name, parts in model.known().items():
+        for part in parts:
+            known |= {identify(pixels): str(name) for pixels in part.read(torch.arange(len(part)))}
+    onlooker.reading(found)
+    images = read(found, model.shape[1], known, onlooker.decoded)
+    if wishes.strict and found.left_out:
+        first = found.left_out[0]
+        more = f" (and {len(found.left_out) - 1} more)" if len(found.left_out) > 1 else ""
+        raise DataError(f"{first.path}: {first.why}{more}; nothing was learned, because --strict was asked for")
+    if not images:
+        first = found.left_out[0]
+        raise DataError(f"no image in {found.root} can be learned from (the first: {first.path}: {first.why})")
+    return images
