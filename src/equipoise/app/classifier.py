@@ -89,7 +89,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _learn(self, X: Any, y: Any, model: Model | None) -> Self:
         pixels, labels = self._check(X, y, model)
-        model = self._new_model(pixels, X) if model is None else model.copy()
+        model = self._new_model(pixels) if model is None else model.copy()
+        model.resize_memory({"size": self.memory})
         names, places = np.unique(labels, return_inverse=True)
         images = Images.of(pixels, torch.from_numpy(places.reshape(-1)))
         arrival = {plain(name): images.select(images.labels == place) for place, name in enumerate(names)}
@@ -118,7 +119,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             sections.setdefault("net", {})["backbone"] = self.backbone
         return sections
 
-    def _new_model(self, pixels: Tensor, X: Any) -> Model:
+    def _new_model(self, pixels: Tensor) -> Model:
         _, *sides = pixels.shape
         shape: Shape = (sides[0], sides[1], sides[2])
         features = pixels.dtype != torch.uint8

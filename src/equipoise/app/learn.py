@@ -117,10 +117,7 @@ def open_model(place: ModelDir, found: Survey, wishes: Wishes) -> Model:
         return new_model(found, wishes)
     model = place.load(runtime, images=True)
     _check_same(model, wishes)
-    memory = model.settings.memory | wishes.sections().get("memory", {})
-    model.settings = replace(model.settings, memory=memory)
-    kept, model.memory = model.memory.kept, model.settings.make_memory()
-    model.memory.kept = kept
+    model.resize_memory(wishes.sections().get("memory", {}))
     return model
 
 

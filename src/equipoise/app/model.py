@@ -60,6 +60,12 @@ class Model:
             steps=copy.deepcopy(self.steps),
         )
 
+    def resize_memory(self, changes: Mapping[str, Any]) -> None:
+        """Another size of the memory, or way of choosing; what is kept stays until the next step."""
+        self.settings = replace(self.settings, memory=self.settings.memory | dict(changes))
+        kept, self.memory = self.memory.kept, self.settings.make_memory()
+        self.memory.kept = kept
+
     def without_images(self) -> Self:
         """The same model, to predict with and not to teach: neither exemplars nor held-out images."""
         return replace(self, memory=self.settings.make_memory(), holdout=nothing(self.shape))

@@ -91,4 +91,4 @@ def folder_name(name: object) -> str:
     safe = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in text).strip(" .")
     while len(safe.encode()) > 100:
         safe = safe[:-1]
-    return safe if safe == text else f"{safe}-{digest(text.encode()).hex()[:8]}"
+    return safe if safe and safe == text else f"{safe}-{digest(text.encode()).hex()[:8]}"

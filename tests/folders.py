@@ -1,0 +1,121 @@
+"""Folders of pictures for tests: tidy ones of glyphs, and one as people have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+from equipoise.data.dataset import Dataset
+from equipoise.data.images import Images
+from equipoise.data.sources import load
+
+
+@cache
+def glyphs() -> Dataset:
+    return load("glyphs", train=16, test=8, difficulty=0.3)
+
+
+def glyph_folder(root: Path, classes: Sequence[int], count: int = 16, start: int = 0, test: bool = False) -> Path:
+    """``count`` pictures of each class, in folders called A, B, C, …"""
+    images = glyphs().test if test else glyphs().train
+    save_folder(root, images, {c: name(c) for c in classes}, count, start)
+    return root
+
+
+def name(number: int) -> str:
+    return chr(ord("A") + number)
+
+
+def save_folder(root: Path, images: Images, names: dict[int, str], count: int, start: int = 0) -> None:
+    for label, called in names.items():
+        rows = (images.labels == label).nonzero().flatten()[start : start + count]
+        (root / called).mkdir(parents=True, exist_ok=True)
+        for number, pixels in enumerate(images.read(rows), start):
+            Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(root / called / f"{number:03d}.png")
+
+
+def crops(photograph: str, count: int, seed: int) -> list[Image.Image]:
+    """Pieces of a real photograph, in many sizes."""
+    picture = Image.fromarray(load_sample_image(photograph))
+    draws = np.random.default_rng(seed)
+    pieces = []
+    for _ in range(count):
+        width, height = (int(side) for side in draws.integers(40, 200, 2))
+        left, top = int(draws.integers(picture.width - width)), int(draws.integers(picture.height - height))
+        pieces.append(picture.crop((left, top, left + width, top + height)))
+    return pieces
+
+
+def messy_folder(root: Path) -> dict[str, str]:
+    """Real JPEGs of two photographs beside everything that goes wrong; returns what must be left out, and why."""
+    temple, flower = root / "old temple", root / "Blüte 花"
+    for folder, photograph in ((temple, "china.jpg"), (flower, "flower.jpg")):
+        folder.mkdir(parents=True)
+        for number, piece in enumerate(crops(photograph, 14, seed=len(photograph))):
+            piece.save(folder / f"piece {number}.jpg", quality=90)
+    grey, print_, glass, palette, turned, deep = crops("china.jpg", 6, seed=1)
+    grey.convert("L").save(temple / "grey.jpg")
+    print_.convert("CMYK").save(temple / "print.jpg")
+    glass.putalpha(128)
+    glass.save(temple / "glass.PNG")
+    palette.convert("P").save(temple / "table.gif")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(temple / "turned.jpeg", exif=exif)
+    Image.fromarray(np.asarray(deep.convert("L")).astype(np.uint16) << 8).save(temple / "deep.tif")
+    crops("china.jpg", 1, seed=2)[0].save(temple / "web.webp")
+    crops("china.jpg", 1, seed=3)[0].save(temple / "window.bmp")
+    (root / "elsewhere.jpg").symlink_to(flower / "piece 0.jpg")
+    (flower / "dangling.jpg").symlink_to("/nowhere/at/all.jpg")
+    real = root.parent / "a folder elsewhere"
+    real.mkdir()
+    for number, piece in enumerate(crops("flower.jpg", 4, seed=9)):
+        piece.rotate(90).save(real / f"{number}.png")
+    (root / "linked class").symlink_to(real)
+    (flower / "notes.txt").write_text("not a picture")
+    (flower / "empty.jpg").touch()
+    (flower / "lies.jpg").write_text("I am no JPEG")
+    (flower / ".DS_Store").write_bytes(b"hidden")
+    whole = (temple / "piece 1.jpg").read_bytes()
+    (flower / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (flower / "inner").mkdir()
+    (root / "empty class").mkdir()
+    (root / "hollow").mkdir()
+    (root / "hollow" / "readme.md").write_text("no images here")
+    (root / "loose.png").write_bytes(b"")
+    twin = temple / "piece 2.jpg"
+    (flower / "also here.jpg").write_bytes(twin.read_bytes())
+    (temple / "copy of piece 3.jpg").write_bytes((temple / "piece 3.jpg").read_bytes())
+    return {
+        "Blüte 花/notes.txt": "it is not an image",
+        "Blüte 花/empty.jpg": "the file is empty",
+        "Blüte 花/lies.jpg": "cannot identify image",
+        "Blüte 花/cut.jpg": "truncated",
+        "Blüte 花/dangling.jpg": "the link leads nowhere",
+        "Blüte 花/inner": "it is a folder inside a class folder",
+        "Blüte 花/also here.jpg": "the same image is in class 'old temple' too",
+        "old temple/piece 2.jpg": "the same image is in class 'Blüte 花' too",
+        "old temple/piece 3.jpg": "it is the same image as copy of piece 3.jpg",
+        "empty class": "the class has no images",
+        "hollow": "the class has no images",
+        "hollow/readme.md": "it is not an image",
+        "loose.png": "the file is empty",
+        "elsewhere.jpg": "it lies outside the class folders",
+    }
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder and what is in it, but for the lock."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != ".lock")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def unseen(classes: Sequence[int]) -> torch.Tensor:
+    images = glyphs().test
+    return torch.cat([images.read((images.labels == c).nonzero().flatten()) for c in classes])

@@ -1,0 +1,206 @@
+"""IncrementalClassifier: scikit-learn's manners, and every kind of input."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import equipoise as eq
+from equipoise.errors import DataError, UsageError
+from tests.folders import glyphs
+
+SKIPPED = {
+    "check_array_api_input": "needs SCIPY_ARRAY_API, and is about other array libraries",
+    "check_classifier_data_not_an_array": "needs pandas",
+}
+"""Checks that scikit-learn itself skips here; all others must pass."""
+
+
+@parametrize_with_checks([eq.IncrementalClassifier()])  # type: ignore[untyped-decorator]
+def test_scikit_learn_finds_nothing_to_complain_about(estimator: Any, check: Any) -> None:
+    try:
+        check(estimator)
+    except pytest.skip.Exception:
+        assert check.func.__name__ in SKIPPED
+        raise
+
+
+def small(**options: Any) -> eq.IncrementalClassifier:
+    settings = {"net": {"backbone": "tiny"}, "augment": {"flip": False}, "runtime": {"threads": 1}}
+    return eq.IncrementalClassifier(**{"epochs": 30, "settings": settings, **options})
+
+
+@pytest.fixture(scope="module")
+def pictures() -> tuple[np.ndarray, np.ndarray]:
+    """uint8, N × 24 × 24 × 3, of four glyphs, and their names."""
+    images = glyphs().train
+    few = images.select(images.labels < 4)
+    pixels = few.read(torch.arange(len(few))).permute(0, 2, 3, 1).numpy()
+    return pixels, np.array(["d", "b", "c", "a"])[few.labels.numpy()]
+
+
+def test_each_partial_fit_is_a_step_and_columns_are_sorted_classes() -> None:
+    X, y = load_digits(return_X_y=True)
+    clf = eq.IncrementalClassifier(seed=0, holdout=0.2)
+    for low, high in ((5, 10), (0, 3), (3, 5)):
+        mine = (y >= low) & (y < high)
+        assert clf.partial_fit(X[mine], y[mine]) is clf
+    assert clf.classes_.tolist() == list(range(10))
+    assert clf.model_.classes == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]
+    shares = clf.predict_proba(X)
+    assert shares.shape == (len(X), 10)
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-6)
+    assert (clf.predict(X) == clf.classes_[shares.argmax(1)]).all()
+    assert clf.score(X, y) > 0.85
+    assert [record["classes"] for record in clf.steps_] == [[5, 6, 7, 8, 9], [0, 1, 2], [3, 4]]
+    assert clf.steps_[-1]["accuracy"] > 80
+
+
+def test_old_classes_are_remembered_and_not_without_memory() -> None:
+    X, y = load_digits(return_X_y=True)
+    accuracies = []
+    for clf in (eq.IncrementalClassifier(), eq.IncrementalClassifier(method="ce", memory=0)):
+        clf.partial_fit(X[y < 5], y[y < 5]).partial_fit(X[y >= 5], y[y >= 5])
+        accuracies.append(clf.score(X[y < 5], y[y < 5]))
+    assert accuracies[0] > 0.85
+    assert accuracies[1] < 0.5
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.array([3, -7]), np.array(["β", "a b"]), np.array([True, False]), np.array([5.0, 2.0]), ["x", "y"]],
+    ids=["int", "text", "bool", "float", "list"],
+)
+def test_labels_of_any_type_come_back_as_they_were(labels: Any, tmp_path: Path) -> None:
+    X, y = load_iris(return_X_y=True)
+    named = [labels[0] if label == 0 else labels[1] for label in y]
+    clf = eq.IncrementalClassifier(epochs=5).fit(X, named)
+    assert clf.score(X, named) > 0.9
+    assert clf.classes_.tolist() == sorted(set(np.asarray(labels).tolist()))
+    clf.save(tmp_path / "m")
+    again = eq.load(tmp_path / "m")
+    assert again.classes_.dtype.kind == clf.classes_.dtype.kind
+    assert again.predict(X).tolist() == clf.predict(X).tolist()
+
+
+def test_mixed_types_of_labels_are_refused() -> None:
+    X, y = load_iris(return_X_y=True)
+    clf = eq.IncrementalClassifier(epochs=1).fit(X, y)
+    with pytest.raises(UsageError, match="of different types"):
+        clf.partial_fit(X, ["a" if label else "b" for label in y])
+    assert clf.classes_.tolist() == [0, 1, 2]  # nothing happened
+
+
+def test_every_kind_of_picture_is_the_same_picture(pictures: Any, tmp_path: Path) -> None:
+    pixels, y = pictures
+    paths = []
+    for number, picture in enumerate(pixels):
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(picture).save(paths[-1])
+    opened = [Image.fromarray(picture) for picture in pixels]
+    clf = small(image_size=24).fit(paths, y)
+    assert clf.score(paths, y) > 0.8
+    said = clf.predict_proba(pixels)
+    for same in (paths, [str(path) for path in paths], opened, torch.from_numpy(pixels).permute(0, 3, 1, 2)):
+        np.testing.assert_array_equal(clf.predict_proba(same), said)
+    again = small(image_size=24).fit(pixels, y)
+    np.testing.assert_array_equal(again.predict_proba(pixels), said)
+
+
+def test_grey_pictures_need_no_channel() -> None:
+    X, y = load_digits(return_X_y=True)
+    pixels = (X.reshape(-1, 8, 8) * 15).astype(np.uint8)
+    clf = small(epochs=4).fit(pixels[:400], y[:400])
+    assert clf.model_.shape == (1, 8, 8)
+    assert clf.score(pixels[:400], y[:400]) > 0.7
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (np.zeros((6, 8, 8, 3), np.float32), "images must be uint8"),
+        ([Image.new("RGB", (9, 9))] * 5, "5 images came with 6 labels"),
+        (["/nowhere.png"] * 6, "cannot be read as an image"),
+        ([Image.new("RGB", (9, 9))] * 5 + [3], "3 is neither a path nor a PIL image"),
+    ],
+)
+def test_what_is_no_picture_is_named(X: Any, message: str) -> None:
+    with pytest.raises((DataError, UsageError), match=message):
+        small(image_size=16).fit(X, [0, 1, 0, 1, 0, 1])
+
+
+def test_features_after_pictures_and_other_shapes_are_refused(pictures: Any) -> None:
+    pixels, y = pictures
+    clf = small(epochs=1).fit(pixels, y)
+    with pytest.raises(UsageError, match="rows of features, but IncrementalClassifier has learned images"):
+        clf.predict(np.zeros((2, 5)))
+    with pytest.raises(UsageError, match="images of shape"):
+        clf.predict(pixels[:, :16])
+    rows = eq.IncrementalClassifier(epochs=1).fit(*load_iris(return_X_y=True))
+    with pytest.raises(UsageError, match="X has images"):
+        rows.predict(pixels)
+
+
+def test_pipeline_cross_validation_and_clone() -> None:
+    X, y = load_iris(return_X_y=True)
+    clf = eq.IncrementalClassifier(method="bic", memory=50, epochs=10)
+    assert cross_val_score(make_pipeline(StandardScaler(), clf), X, y, cv=3).mean() > 0.85
+    assert clone(clf).get_params() == clf.get_params()
+    assert clone(clf).set_params(method="wa").method == "wa"
+
+
+def test_features_of_any_scale_are_learned() -> None:
+    X, y = load_iris(return_X_y=True)
+    scaled = X * np.array([1e-6, 1e6, 1, 0]) + np.array([1e3, -1e6, 0, 7])
+    assert eq.IncrementalClassifier().fit(scaled, y).score(scaled, y) > 0.85
+
+
+def test_a_failed_step_leaves_the_classifier_as_it_was(pictures: Any) -> None:
+    pixels, y = pictures
+    clf = small(epochs=2).fit(pixels, y)
+    before = clf.predict_proba(pixels)
+    with pytest.raises(UsageError, match="a memory of 3 images is smaller"):
+        clf.set_params(memory=3).partial_fit(pixels[:5], ["new"] * 5)
+    np.testing.assert_array_equal(clf.predict_proba(pixels), before)
+    assert "new" not in clf.classes_
+
+
+def test_saved_loaded_and_taught_further_it_is_the_same(pictures: Any, tmp_path: Path) -> None:
+    pixels, y = pictures
+    early, late = np.isin(y, ["d", "b"]), np.isin(y, ["c", "a"])
+    one = small(seed=3).fit(pixels[early], y[early])
+    one.save(tmp_path / "m")
+    two = eq.load(tmp_path / "m").set_params(**{k: v for k, v in one.get_params().items() if k != "image_size"})
+    for clf in (one, two):
+        clf.partial_fit(pixels[late], y[late])
+    np.testing.assert_array_equal(one.predict_proba(pixels), two.predict_proba(pixels))
+    two.save(tmp_path / "m")
+    assert eq.load(tmp_path / "m").classes_.tolist() == list("abcd")
+    with pytest.raises(UsageError, match="holds another model"):
+        small(epochs=1).fit(pixels, y).save(tmp_path / "m")
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(one)).predict_proba(pixels), one.predict_proba(pixels))
+
+
+def test_features_are_saved_as_rows(tmp_path: Path) -> None:
+    X, y = load_iris(return_X_y=True)
+    clf = eq.IncrementalClassifier(epochs=5, memory=30, holdout=0.1).fit(X[y < 2], y[y < 2])
+    clf.save(tmp_path / "m")
+    again = eq.load(tmp_path / "m")
+    assert again.n_features_in_ == 4
+    again.partial_fit(X[y == 2], y[y == 2])
+    assert again.score(X, y) > 0.7
+    clf.save(tmp_path / "light", memory=False)
+    np.testing.assert_array_equal(eq.load(tmp_path / "light").predict_proba(X), clf.predict_proba(X))
+    assert not list((tmp_path / "light").rglob("*.npy"))
