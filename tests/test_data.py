@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 import equipoise as eq
@@ -256,6 +256,35 @@ def test_files_are_decoded_lazily_alike_in_every_mode(tmp_path: Path) -> None:
     expected = picture.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR, (20.625, 5.625, 99.375, 84.375))
     for image in read:
         np.testing.assert_allclose(image.permute(1, 2, 0), np.asarray(expected), atol=14)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_are_set_upright_as_pillow_does_it(orientation: int, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(tmp_path / "held.png", exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(tmp_path / "held.png"))
+    expected = ImageOps.fit(upright, (16, 16), Image.Resampling.BILINEAR)
+    np.testing.assert_allclose(decode(str(tmp_path / "held.png"), 16), np.asarray(expected), atol=1)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(mode: str, tmp_path: Path) -> None:
+    picture = Image.new("RGBA", (16, 16), (200, 0, 0, 0)).convert("RGBA")
+    picture.paste((200, 0, 0, 255), (0, 0, 16, 8))
+    if mode == "P":
+        picture = picture.quantize()
+    picture.convert(mode).save(tmp_path / "glass.png")
+    seen = decode(str(tmp_path / "glass.png"), 16)
+    assert (seen[12:] == 255).all()
+    assert (seen[:4] != 255).any()
+
+
+def test_small_pictures_are_seen_whole(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(decode(str(tmp_path / "a.png"), 32), pixels)
 
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from equipoise.data.dataset import Dataset
 from equipoise.data.sources import load
+from equipoise.data.stream import Step
+from equipoise.errors import UsageError
 from equipoise.learn.method import Method
 from equipoise.learn.trainer import Silent, learn_step
 from equipoise.methods import lookup, make
@@ -34,7 +36,7 @@ def check_method(name: str, fields: Mapping[str, Any] | None = None) -> None:
     """Raise an ``AssertionError`` that says which promise the method called ``name`` breaks."""
     check_fields(name)
     trial = Trial(name, fields or {})
-    for check in (check_steps, check_same_seed, check_load_goes_on, check_resume, check_extremes):
+    for check in (check_steps, check_same_seed, check_load_goes_on, check_resume, check_extremes, check_forgets):
         check(trial)
 
 
@@ -212,6 +214,32 @@ def _final(settings: Settings, data: Dataset, directory: Path, reporter: Reporte
     execute(settings, directory, lambda: data, reporter)
     (file,) = (directory / "checkpoint").glob("*.safetensors")
     return read_tensors(file)
+
+
+def check_forgets(trial: Trial) -> None:
+    """After ``keep`` a method tells the classes that stay apart, as before, and goes on to learn; or it refuses."""
+    experiment = trial.experiment()
+    learn(experiment, 1)
+    learn(experiment, 2)
+    before = scores_of(experiment)
+    stay = torch.tensor([0, 2, 3])
+    try:
+        experiment.method.keep(stay)
+    except UsageError:
+        return
+    after = scores_of(experiment)
+    assert after.shape == (16, 3), (
+        f"{trial.name}: predict gives {tuple(after.shape)} after one of 4 classes was dropped"
+    )
+    clear = before.argmax(1) != 1
+    same_winner = stay[after.argmax(1)] == before.argmax(1)
+    assert same_winner[clear].all(), f"{trial.name}: a dropped class changes the answers that were not its own"
+    experiment.memory.keep(stay)
+    images = experiment.stream[3].images
+    step = Step(3, 3, 2, dataclasses.replace(images, labels=images.labels - 1))
+    learn_step(experiment.fit(step), lambda: None)
+    assert scores_of(experiment).shape == (16, 5), f"{trial.name}: it cannot learn on after a class was dropped"
+    experiment.method.load_state_dict(state_of(experiment.method))
 
 
 def check_extremes(trial: Trial) -> None:

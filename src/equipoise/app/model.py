@@ -91,10 +91,9 @@ class Model:
         gone = set(names)
         keep = torch.tensor([place for place, name in enumerate(self.classes) if name not in gone], dtype=torch.long)
         self.method.keep(keep)
+        self.memory.keep(keep)
         lookup = torch.full((len(self.classes),), -1)
         lookup[keep] = torch.arange(len(keep))
-        kept = {int(lookup[place]): images.relabel(lookup) for place, images in self.memory.kept.items()}
-        self.memory.kept = {place: images for place, images in kept.items() if place >= 0}
         holdout = self.holdout.relabel(lookup)
         self.holdout = holdout.select(holdout.labels >= 0)
         self.classes = [self.classes[place] for place in keep.tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -64,6 +64,15 @@ class Memory:
                 order = torch.randperm(len(mine), generator=generator(*key, "exemplars", label))[:quota]
             chosen[label] = images.select(mine[order])
         return chosen
+
+    def keep(self, classes: Tensor) -> None:
+        """Only ``classes``, a rising list, stay and move up."""
+        lookup = {old: new for new, old in enumerate(classes.tolist())}
+        self.kept = {
+            lookup[label]: replace(images, labels=torch.full_like(images.labels, lookup[label]))
+            for label, images in self.kept.items()
+            if label in lookup
+        }
 
     def __len__(self) -> int:
         return sum(len(kept) for kept in self.kept.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipoise.errors import UsageError
@@ -29,7 +30,8 @@ class TimmNet(Backbone):
                 self.net = timm.create_model(name, **options)
         except (RuntimeError, ValueError, AssertionError) as error:
             raise UsageError(f"timm cannot make '{name}' for {shape[1]}-pixel images ({error})") from error
-        self.width = int(self.net.num_features)
+        with torch.no_grad():  # what timm calls num_features is not always what comes out
+            self.width = int(self.net.eval()(torch.zeros(1, *shape)).shape[1])
         self.map_widths = []
 
     def maps(self, x: Tensor) -> list[Tensor]:

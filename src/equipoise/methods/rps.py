@@ -55,19 +55,25 @@ class PathNet(Backbone):
         self.path: Tensor
         self.register_buffer("fixed", torch.zeros(len(widths), parallel, dtype=torch.bool))
         self.register_buffer("path", torch.zeros(len(widths), dtype=torch.long))
-        self.active = [[0] for _ in widths]
+        self.active = self.in_use()
 
     def maps(self, x: Tensor) -> list[Tensor]:
         stages = []
-        for depth, layer in enumerate(self.layers):
+        # an exporter sees no values of tensors, so it is told what was true when eval() was called
+        active = self.active if torch.compiler.is_exporting() else self.in_use()
+        for layer, (first, *others) in zip(self.layers, active, strict=True):
             assert isinstance(layer, nn.ModuleList)
-            first, *others = self.active[depth]
             total = layer[first](x)
             for m in others:
                 total = total + layer[m](x)
             x = F.relu(total)
             stages.append(x)
         return stages
+
+    def in_use(self) -> list[list[int]]:
+        """The modules of each layer that are fixed or on the path."""
+        used = self.fixed.scatter(1, self.path[:, None], True)
+        return [row.nonzero().flatten().tolist() for row in used]
 
     def fix(self) -> None:
         """The current path's modules are never trained again."""
@@ -81,9 +87,7 @@ class PathNet(Backbone):
 
     def train(self, mode: bool = True) -> PathNet:
         super().train(mode)
-        # as plain numbers, so that the network can be exported; train() or eval() comes before every use
-        used = self.fixed.cpu().scatter(1, self.path.cpu()[:, None], True)
-        self.active = [row.nonzero().flatten().tolist() for row in used]
+        self.active = self.in_use()
         for layer, fixed in zip(self.layers, self.fixed.tolist(), strict=True):
             for module, stands in zip(layer.children(), fixed, strict=True):
                 module.train(mode and not stands)
