@@ -13,8 +13,12 @@ import pooch
 import pytest
 import torch
 
+from equipoise.app.evaluate import evaluate_folder
+from equipoise.app.learn import Wishes, learn_folder
+from equipoise.app.modeldir import ModelDir
 from equipoise.data.sources import load
 from equipoise.errors import DataError
+from tests.folders import save_folder
 
 
 def write_archive(path: Path, parts: dict[str, Any]) -> None:
@@ -115,3 +119,25 @@ def test_the_real_cifar_100(cifar_root: Path) -> None:
     pixels = data.train.read(torch.arange(50_000)).double() / 255
     np.testing.assert_allclose(pixels.mean((0, 2, 3)), data.augment.mean, atol=2e-4)
     np.testing.assert_allclose(pixels.std((0, 2, 3)), data.augment.std, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_a_model_taught_three_folders_remembers_the_first(cifar_root: Path, tmp_path: Path) -> None:
+    """CIFAR classes as PNG folders, five a step: old classes with `wa`, and with plain fine-tuning (no memory)."""
+    dataset = load("cifar100", cifar_root)
+    for part, images, count in (("train", dataset.train, 60), ("test", dataset.test, 40)):
+        for step in range(3):
+            names = {c: dataset.classes[c] for c in range(5 * step, 5 * step + 5)}
+            save_folder(tmp_path / part / str(step), images, names, count)
+    old = {}
+    for name, options in (("wa", {"method": "wa", "memory": 200}), ("fine-tuning", {"method": "ce", "memory": 0})):
+        place = ModelDir(tmp_path / name)
+        for step in range(3):
+            first: dict[str, Any] = options | {"backbone": "small"} if step == 0 else {}
+            wishes = Wishes(epochs=20, overrides={"runtime": {"threads": 1}}, **first)
+            learn_folder(place, tmp_path / "train" / str(step), wishes)
+        model = place.load()
+        right = [evaluate_folder(model, tmp_path / "test" / str(step))[0]["right"] for step in range(3)]
+        old[name] = 100 * (right[0] + right[1]) / 400
+        assert right[2] > 80  # new classes are learned either way
+    assert old["wa"] > old["fine-tuning"] + 15, old

@@ -41,13 +41,12 @@ def set_aside(arrival: Arrival, share: float, seed: int) -> tuple[dict[Label, Im
 
 
 def auto_budget(images: int, features: bool) -> dict[str, int]:
-    """Epochs and batch size for a number of training images: some 1,500 updates, but between 20 and 120 epochs.
+    """Epochs and batch size for a number of training images: each epoch counted, some 50,000 of them.
 
-    Rows of features need less: 500 updates, at most 100 epochs.
+    But at least 20 epochs and at most 120. Rows of features need less: 16,000, in 5 to 100 epochs.
     """
-    batch = 64 if images >= 2000 else 32
-    updates, least, most = (500, 5, 100) if features else (1500, 20, 120)
-    return {"epochs": min(max(round(updates * batch / max(images, 1)), least), most), "batch_size": batch}
+    seen, least, most = (16_000, 5, 100) if features else (50_000, 20, 120)
+    return {"epochs": min(max(round(seen / max(images, 1)), least), most), "batch_size": 64 if images >= 2000 else 32}
 
 
 @dataclass
