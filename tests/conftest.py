@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from equipoise.cli import main
 from equipoise.data.dataset import Dataset
 from equipoise.data.sources import load
 from equipoise.study.experiment import Result, run
@@ -45,5 +47,29 @@ def quick(tmp_path: Path) -> Quick:
         options.setdefault("out", tmp_path / f"run-{count}")
         overrides = {"train": {"epochs": 2}, **options.pop("overrides", {})}
         return run("digits", overrides=overrides, **options)
+
+    return go
+
+
+@dataclass
+class Ran:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Run a command in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
+
+    def go(*arguments: object) -> Ran:
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(int(exit_.value.code or 0), captured.out, captured.err)
 
     return go

@@ -92,7 +92,7 @@ def test_each_call_is_a_step_and_says_how_good_it_is(two_steps: Path) -> None:
     assert second["accuracy"] == pytest.approx(100 * right / 24)
     wrong = second["e_n"] + second["e_o"]
     assert (wrong, second["e_o"]) == (24 - right, second["e_on"] + second["e_oo"])
-    assert second["accuracy"] > 60
+    assert second["accuracy"] > 40  # chance is 17
 
 
 def test_the_record_is_what_the_model_says_of_its_held_out_images(two_steps: Path) -> None:

@@ -13,29 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from equipoise.cli import main
-
 QUICK = ("--epochs", "1", "--threads", "1")
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """Run a command in an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
-
-    def go(*arguments: object) -> Ran:
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Ran(int(exit_.value.code or 0), captured.out, captured.err)
-
-    return go
 
 
 def test_help_needs_no_torch_and_no_patience() -> None:

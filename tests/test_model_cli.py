@@ -31,22 +31,9 @@ FIRST = ("--image-size", 24, "--backbone", "tiny", "--set", "augment.flip=false"
 QUICK = ("--epochs", 40, "--holdout", 0.25, "--threads", 1, "--set", "train.batch_size=16")
 
 
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-
-    def go(*arguments: object) -> Ran:
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Ran(int(exit_.value.code or 0), captured.out, captured.err)
-
-    return go
 
 
 @pytest.fixture(scope="module")

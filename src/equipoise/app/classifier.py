@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from equipoise.app.arrays import decode_all, is_list_of_pictures, is_pixels, pixels_of, plain, short_side_of
-from equipoise.app.learn import photograph_augment, size_for
+from equipoise.app.learn import fit_to_backbone, photograph_augment, size_for
 from equipoise.app.model import Model, Shape
 from equipoise.app.modeldir import ModelDir
 from equipoise.app.pretrained import load_weights
@@ -124,7 +124,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         shape: Shape = (sides[0], sides[1], sides[2])
         features = pixels.dtype != torch.uint8
         recipe = "features" if features else "folder"
-        settings = resolve("folder", self.method, recipe, self.seed, self._sections())
+        sections = self._sections()
+        settings = fit_to_backbone(resolve("folder", self.method, recipe, self.seed, sections), sections)
         augment = standardise(pixels) if features else photograph_augment(shape, settings)
         model = Model.blank(settings, shape, augment)
         if self.weights is not None:

@@ -8,21 +8,23 @@ from typing import Any
 import torch
 
 from equipoise.app.folder import Survey, read, survey
+from equipoise.app.learn import Onlooker
 from equipoise.app.model import Model, collect
 from equipoise.errors import DataError
 from equipoise.study.evaluate import confusion
 
 
-def evaluate_folder(model: Model, folder: Path) -> tuple[dict[str, Any], Survey]:
+def evaluate_folder(model: Model, folder: Path, onlooker: Onlooker | None = None) -> tuple[dict[str, Any], Survey]:
     """Figures over the images of classes that the model knows, and what was left out."""
-    found = survey(folder)
+    onlooker, found = onlooker or Onlooker(), survey(folder)
     known = {str(name): place for place, name in enumerate(model.classes)}
     for name in [name for name in found.classes if name not in known]:
         del found.classes[name]
         found.leave_out(folder / name, "the model does not know this class")
     if not found.classes:
         raise DataError(f"{folder} has no class that the model knows ({', '.join(list(known)[:5])}, …)")
-    images = read(found, model.shape[1])
+    onlooker.reading(found)
+    images = read(found, model.shape[1], progress=onlooker.decoded)
     if not images:
         raise DataError(f"no image in {folder} can be read (the first: {found.left_out[0].path})")
     together = collect(images, model.shape)

@@ -153,14 +153,15 @@ def read(
         progress(1)
     good = _without_doubles(found, files, ids, known or {})
     store = TensorStore(pixels) if keep else FileStore([file for _, file in files], size)
-    images: dict[Label, Images] = {}
-    for name in found.classes:
-        rows = torch.tensor([place for place in good if files[place][0] == name], dtype=torch.long)
-        if len(rows):
-            images[name] = Images(store, rows, torch.zeros(len(rows), dtype=torch.long))
-        else:
-            found.leave_out(found.root / name, "none of the class's images can be used")
-    return images
+    places = defaultdict(list)
+    for place in good:
+        places[files[place][0]].append(place)
+    for name in found.classes.keys() - places.keys():
+        found.leave_out(found.root / name, "none of the class's images can be used")
+    return {
+        name: Images(store, torch.tensor(mine), torch.zeros(len(mine), dtype=torch.long))
+        for name, mine in places.items()
+    }
 
 
 def _decoded(files: Sequence[str], size: int, ahead: int = 256) -> Iterator[np.ndarray | DataError]:

@@ -14,7 +14,7 @@ from equipoise.app.model import Label, Model, Shape
 from equipoise.app.modeldir import ModelDir
 from equipoise.app.pictures import identify
 from equipoise.app.pretrained import load_weights
-from equipoise.app.teach import Teaching, prepare
+from equipoise.app.teach import Teaching, already_known, prepare
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, check_size, digest
 from equipoise.data.sources.folder import MEAN, STD
@@ -81,33 +81,37 @@ def learn_folder(
     onlooker = onlooker or Onlooker()
     place.check_free()
     found = survey(folder)
-    if dry_run and not place.path.exists():
-        _learn(place, found, wishes, onlooker, dry_run)
+    if dry_run:
+        teaching = make_ready(place, found, wishes, onlooker)
+        onlooker.plan(teaching, found, teaching.estimate(), 0)
         return None
     with place.writing():
-        return _learn(place, found, wishes, onlooker, dry_run)
+        teaching = make_ready(place, found, wishes, onlooker)
+        model = teaching.model
+        version = place.config()["version"] if place.exists else "none"
+        about = f"{version} {model.settings.identity()} {model.classes}"
+        stages = Stages(place.pending, digest(about.encode() + teaching.images.fingerprint()).hex())
+        onlooker.plan(teaching, found, teaching.estimate(), stages.epochs)
+        record = teaching.learn(onlooker, stages)
+        record["left_out"] = len(found.left_out)
+        place.commit(model)
+        stages.clear()
+        onlooker.learned(record, model)
+        return record
 
 
-def _learn(place: ModelDir, found: Survey, wishes: Wishes, onlooker: Onlooker, dry_run: bool) -> dict[str, Any] | None:
+def make_ready(place: ModelDir, found: Survey, wishes: Wishes, onlooker: Onlooker) -> Teaching:
+    """The model opened, the pictures read, the step prepared."""
     model = open_model(place, found, wishes)
+    if not wishes.extend:
+        for name in found.classes:
+            if name in model.classes:
+                raise already_known(model, name)  # before all pictures are read
     images = images_of(found, model, wishes, onlooker)
     settings = resolve("folder", model.settings.method, model.settings.recipe, 0, wishes.sections())
     model.settings.runtime.start()
     train = wishes.sections().get("train", {})
-    teaching = prepare(model, images, wishes.holdout, wishes.extend, train, settings.train)
-    version = place.config()["version"] if place.exists else "none"
-    of = digest(f"{version} {model.settings.identity()} {model.classes}".encode() + teaching.images.fingerprint()).hex()
-    if dry_run:
-        onlooker.plan(teaching, found, teaching.estimate(), 0)
-        return None
-    stages = Stages(place.pending, of)
-    onlooker.plan(teaching, found, teaching.estimate(), stages.epochs)
-    record = teaching.learn(onlooker, stages)
-    record["left_out"] = len(found.left_out)
-    place.commit(model)
-    stages.clear()
-    onlooker.learned(record, model)
-    return record
+    return prepare(model, images, wishes.holdout, wishes.extend, train, settings.train)
 
 
 def open_model(place: ModelDir, found: Survey, wishes: Wishes) -> Model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import time
 from collections.abc import Iterable
 from typing import Literal
 
@@ -19,8 +20,13 @@ def answers(said: Iterable[Said], top: int, form: Literal["text", "json", "csv"]
     if form == "csv":
         numbers = ["" if rank == 1 else f"_{rank}" for rank in range(1, top + 1)]
         table.writerow(["path", *(f"{name}{n}" for n in numbers for name in ("class", "probability"))])
+    show_count = sys.stderr.isatty() and not sys.stdout.isatty()
+    told = time.monotonic()
     for one in said:
         asked += 1
+        if show_count and time.monotonic() - told > 1:
+            told = time.monotonic()
+            print(f"\r{asked:,} images", end="", file=sys.stderr, flush=True)
         failed += one.error is not None
         if form == "json":
             print(json.dumps(one.plain(), ensure_ascii=False))
@@ -30,5 +36,7 @@ def answers(said: Iterable[Said], top: int, form: Literal["text", "json", "csv"]
             table.writerow([one.path, *(cell for name, share in one.guesses for cell in (name, f"{share:.6f}"))])
         else:
             print(f"{one.path}  " + "  ".join(f"{name} {share:.1%}" for name, share in one.guesses))
+    if show_count:
+        print("\r", end="", file=sys.stderr)
     if failed:
         raise DataError(f"{failed} of {asked} images could not be read")

@@ -180,13 +180,17 @@ def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = 
 
     from equipoise.app.evaluate import evaluate_folder
     from equipoise.app.modeldir import ModelDir
-    from equipoise.app.show import console, evaluation_table, left_out
+    from equipoise.app.show import Show, console, evaluation_table, left_out
 
-    facts, found = evaluate_folder(ModelDir(model).load(_runtime(device, threads)), folder)
+    screen = console()
+    show = Show(quiet=json, console=screen)
+    try:
+        facts, found = evaluate_folder(ModelDir(model).load(_runtime(device, threads)), folder, show)
+    finally:
+        show.close()
     if json:
         print(json_module.dumps(facts, ensure_ascii=False))
         return
-    screen = console()
     screen.print(left_out(found.left_out), soft_wrap=True, end="")
     screen.print(evaluation_table(facts))
     for entry in facts["confusions"]:
@@ -312,10 +316,12 @@ def export(model: Path, out: Path, *, memory: Annotated[bool, Parameter(negative
     """
     from equipoise.app.export import export_onnx
     from equipoise.app.modeldir import ModelDir
+    from equipoise.app.show import console
 
     place = ModelDir(model)
     if out.suffix == ".onnx":
-        export_onnx(place.load(), out)
+        with console().status("exporting"):
+            export_onnx(place.load(), out)
         print(f"wrote {out}: images (uint8, N × H × W × 3) in, probabilities out, names in its metadata")
     else:
         place.copy_to(out, memory)
