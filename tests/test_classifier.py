@@ -204,3 +204,12 @@ def test_features_are_saved_as_rows(tmp_path: Path) -> None:
     clf.save(tmp_path / "light", memory=False)
     np.testing.assert_array_equal(eq.load(tmp_path / "light").predict_proba(X), clf.predict_proba(X))
     assert not list((tmp_path / "light").rglob("*.npy"))
+
+
+def test_the_callers_random_numbers_are_left_alone() -> None:
+    X, y = load_iris(return_X_y=True)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    eq.IncrementalClassifier(epochs=1).fit(X, y).partial_fit(X, y)
+    assert torch.equal(torch.rand(3), expected)

@@ -64,8 +64,7 @@ def facts(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], images:
         "| step | date | what | images | accuracy | of old classes | of new ones | γ |",
         "|---|---|---|---|---|---|---|---|",
         *(_step(record) for record in steps),
-        "",
-        "γ is the factor by which Weight Aligning scaled the new classes' weights.",
+        *_gamma(steps),
         "",
         "## What is stored with it",
         "",
@@ -117,6 +116,12 @@ def _step(record: Mapping[str, Any]) -> str:
     return "| " + " | ".join(map(str, row)) + " |"
 
 
+def _gamma(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    if all(record.get("gamma") is None for record in steps):
+        return []
+    return ["", "γ is the factor by which Weight Aligning scaled the new classes' weights."]
+
+
 def _usage(config: Mapping[str, Any]) -> list[str]:
     if takes_features(config):
         return ["```python", "import equipoise as eq", "", 'eq.load("MODEL").predict(features)', "```"]
@@ -133,8 +138,9 @@ def what(record: Mapping[str, Any], most: int = 4) -> str:
     parts = []
     for verb, names in (("", record["classes"]), ("more of ", record.get("extended", []))):
         if names:
-            more = f" and {len(names) - most} more" if len(names) > most else ""
-            parts.append(verb + ", ".join(map(str, names[:most])) + more)
+            shown = names if len(names) <= most + 1 else names[:most]
+            more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+            parts.append(verb + ", ".join(map(str, shown)) + more)
     return "; ".join(parts) or "classes since forgotten"
 
 

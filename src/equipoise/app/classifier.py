@@ -78,14 +78,16 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from scratch."""
-        return self._learn(X, y, None)
+        with torch.random.fork_rng():  # the caller's random numbers are not ours to move
+            return self._learn(X, y, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn one more step. A class that is known already is learned anew, from its exemplars and the new images.
 
         ``classes`` is there for scikit-learn's sake and not looked at: classes may come as they like.
         """
-        return self._learn(X, y, getattr(self, "model_", None))
+        with torch.random.fork_rng():
+            return self._learn(X, y, getattr(self, "model_", None))
 
     def _learn(self, X: Any, y: Any, model: Model | None) -> Self:
         pixels, labels = self._check(X, y, model)
@@ -99,6 +101,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         train = dict((self.settings or {}).get("train", {}))
         if self.epochs != "auto":
             train["epochs"] = self.epochs
+        model.settings.runtime.start()
         schedule = resolve("folder", model.settings.method, model.settings.recipe, self.seed, self._sections()).train
         teaching = prepare(model, arrival, self.holdout, True, train, schedule)
         bar = Bar(quiet=not self.verbose)

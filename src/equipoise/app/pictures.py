@@ -85,7 +85,7 @@ def folder_name(name: object) -> str:
     """A name that any file system takes, for a class of any name; different classes have different ones.
 
     >>> folder_name("red fox"), folder_name("a/b"), folder_name("a_b")
-    ('red fox', 'a_b-e7a7aec9', 'a_b')
+    ('red fox', 'a_b-575aa622', 'a_b')
     """
     text = unicodedata.normalize("NFC", str(name))
     safe = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in text).strip(" .")
