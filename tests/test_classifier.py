@@ -182,7 +182,7 @@ def test_saved_loaded_and_taught_further_it_is_the_same(pictures: Any, tmp_path:
     early, late = np.isin(y, ["d", "b"]), np.isin(y, ["c", "a"])
     one = small(seed=3).fit(pixels[early], y[early])
     one.save(tmp_path / "m")
-    two = eq.load(tmp_path / "m").set_params(**{k: v for k, v in one.get_params().items() if k != "image_size"})
+    two = eq.load(tmp_path / "m").set_params(epochs=one.epochs, settings=one.settings)
     for clf in (one, two):
         clf.partial_fit(pixels[late], y[late])
     np.testing.assert_array_equal(one.predict_proba(pixels), two.predict_proba(pixels))
@@ -213,3 +213,27 @@ def test_the_callers_random_numbers_are_left_alone() -> None:
     torch.manual_seed(1)
     eq.IncrementalClassifier(epochs=1).fit(X, y).partial_fit(X, y)
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": "x"}, "train.epochs is 'x'"),
+        ({"epochs": None}, "train.epochs is None"),
+        ({"holdout": "x"}, "holdout is 'x'"),
+        ({"method": "wq"}, "there is no method 'wq'"),
+        ({"settings": {"train": {"lr": "high"}}}, "train.lr is 'high'"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(options: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        eq.IncrementalClassifier(**options).fit(*load_iris(return_X_y=True))
+
+
+def test_what_a_model_was_begun_with_cannot_be_changed() -> None:
+    X, y = load_iris(return_X_y=True)
+    clf = eq.IncrementalClassifier(epochs=1).fit(X, y)
+    with pytest.raises(UsageError, match="method is 'icarl', but this model was begun with 'wa'"):
+        clf.set_params(method="icarl").partial_fit(X, y)
+    clf.fit(X, y)
+    assert clf.model_.settings.method == "icarl"

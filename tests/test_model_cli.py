@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import equipoise.app.predict as predict_module
 from equipoise.app.export import export_onnx
 from equipoise.app.modeldir import ModelDir
 from equipoise.app.predict import predict, sources
+from equipoise.app.show import inspection
 from equipoise.cli import main
 from equipoise.errors import UsageError
 from tests.folders import crops, glyph_folder, unseen
@@ -238,7 +240,7 @@ def test_history_inspect_and_card_tell_the_same_story(cli: Any, taught: Path) ->
     assert "exemplars (at most 60)" in cli("inspect", taught).out
     card = cli("card", taught).out
     assert "A classifier of 6 classes" in card
-    assert f"**{steps[1]['accuracy']:.1f} %**" in card
+    assert f"**{steps[1]['accuracy']:.1f} %** of 24 held-out images" in card
     assert card.strip() in (taught / "README.md").read_text()
 
 
@@ -270,7 +272,9 @@ def test_undo_names_the_step(cli: Any, model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("predict", "nowhere", "x.png"), "nowhere does not exist: make one with `equipoise learn nowhere FOLDER`"),
+        (("predict", "nowhere", "x.png"), "nowhere does not exist: make a model with `equipoise learn MODEL FOLDER`"),
+        (("predict", "nowhere", "x.png", "--json", "--csv"), "choose one"),
+        (("history", "x" * 300), "does not exist"),
         (("history", "."), "holds no model"),
         (("learn", "m", "nowhere"), "nowhere is not a directory"),
         (("learn", "m", ".", "--epochs", "many"), "--epochs is 'many', but it takes a whole number, or auto"),
@@ -370,3 +374,53 @@ def test_a_grey_model_from_python_refuses_files(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     with pytest.raises(UsageError, match="use it from Python"):
         list(predict(ModelDir(tmp_path / "m").load(), sources([str(tmp_path / "x.png")])))
+
+
+def test_inspect_never_mixes_versions(model: Path, folders: Path) -> None:
+    """While another thread learns and undoes."""
+    place = ModelDir(model)
+    current = place.load(images=True)
+    with place.writing():
+        place.undo()
+    stop, wrong = threading.Event(), []
+
+    def look() -> None:
+        while not stop.is_set():
+            facts = inspection(place)
+            if (len(facts["classes"]), facts["exemplars"]) not in ((3, 36), (6, 60)):
+                wrong.append((len(facts["classes"]), facts["exemplars"]))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(10):
+        with place.writing():
+            place.commit(current)
+            place.undo()
+    stop.set()
+    thread.join()
+    assert not wrong
+
+
+def test_history_fits_a_narrow_terminal(cli: Any, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli("history", taught).out
+    assert "A, B, C" in shown
+    assert max(map(len, shown.splitlines()[:6])) <= 80
+
+
+def test_a_full_disk_is_one_sentence(taught: Path) -> None:
+    command = f"{sys.executable} -m equipoise card {taught} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("after", [0.3, 0.6, 1.0, 1.5, 2.5])
+def test_ctrl_c_while_starting_is_no_traceback(after: float, folders: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "equipoise", "learn", tmp_path / "m", folders / "first", *FIRST, "--epochs", 10**6]
+    process = subprocess.Popen([str(w) for w in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err, err
+    assert process.returncode == 130

@@ -51,7 +51,7 @@ def facts(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], images:
         "",
         "## How good it is",
         "",
-        *_quality(last, held),
+        *_quality(last),
         "",
         "## What it knows",
         "",
@@ -68,10 +68,7 @@ def facts(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], images:
         "",
         "## What is stored with it",
         "",
-        f"{_count(kept, 'exemplar')} to learn from again in `memory/`, {_count(held, 'image')} for judging in "
-        "`holdout/`, and those of earlier versions that can be gone back to. They are copies of what it was taught "
-        "with: before you publish it, mind whose they are, or make a copy without them "
-        "(`equipoise export MODEL COPY --no-memory`).",
+        *_stored(kept, held),
         "",
         "## Using it",
         "",
@@ -80,12 +77,22 @@ def facts(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], images:
     return "\n".join(lines)
 
 
-def _quality(last: Mapping[str, Any], held: int) -> list[str]:
+def _stored(kept: int, held: int) -> list[str]:
+    if not kept and not held:
+        return ["No images: this copy predicts, and learns no more."]
+    return [
+        f"{_count(kept, 'exemplar')} to learn from again in `memory/`, {_count(held, 'image')} for judging in "
+        "`holdout/`, and those of earlier versions that can be gone back to. They are copies of what it was taught "
+        "with: before you publish it, mind whose they are, or make a copy without them "
+        "(`equipoise export MODEL COPY --no-memory`)."
+    ]
+
+
+def _quality(last: Mapping[str, Any]) -> list[str]:
     if last["accuracy"] is None:
         return ["No images were held out, so nobody knows."]
-    lines = [
-        f"**{last['accuracy']:.1f} %** of {_count(held, 'held-out image')} were named rightly after the last step."
-    ]
+    tests = _count(last["tests_old"] + last["tests_new"], "held-out image")
+    lines = [f"After the last step it named **{last['accuracy']:.1f} %** of {tests} rightly."]
     if last.get("accuracy_old") is not None and last.get("accuracy_new") is not None:
         lines[0] += (
             f" Of old classes {last['accuracy_old']:.1f} %, of the newest {last['accuracy_new']:.1f} %; "

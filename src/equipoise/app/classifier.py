@@ -91,7 +91,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _learn(self, X: Any, y: Any, model: Model | None) -> Self:
         pixels, labels = self._check(X, y, model)
-        model = self._new_model(pixels) if model is None else model.copy()
+        model = self._new_model(pixels) if model is None else self._begun(model)
         model.resize_memory({"size": self.memory})
         names, places = np.unique(labels, return_inverse=True)
         images = Images.of(pixels, torch.from_numpy(places.reshape(-1)))
@@ -102,8 +102,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if self.epochs != "auto":
             train["epochs"] = self.epochs
         model.settings.runtime.start()
-        schedule = resolve("folder", model.settings.method, model.settings.recipe, self.seed, self._sections()).train
-        teaching = prepare(model, arrival, self.holdout, True, train, schedule)
+        teaching = prepare(model, arrival, self.holdout, True, train)
         bar = Bar(quiet=not self.verbose)
         bar.start([len(teaching.images) * model.settings.train.epochs])
         try:
@@ -113,6 +112,16 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.model_, self.classes_ = model, classes
         self.steps_ = model.steps
         return self
+
+    def _begun(self, model: Model) -> Model:
+        """A copy of the model to teach on; what it was begun with cannot be changed any more."""
+        settings = model.settings
+        wanted = {"method": settings.method, "seed": settings.seed, "backbone": settings.net.backbone}
+        for name, is_ in wanted.items():
+            asked = getattr(self, name)
+            if asked not in (is_, "auto"):
+                raise UsageError(f"{name} is {asked!r}, but this model was begun with {is_!r}: fit anew to change it")
+        return model.copy()
 
     def _sections(self) -> dict[str, dict[str, Any]]:
         sections = {section: dict(values) for section, values in (self.settings or {}).items()}

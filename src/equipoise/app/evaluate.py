@@ -16,6 +16,7 @@ from equipoise.study.evaluate import confusion
 
 def evaluate_folder(model: Model, folder: Path, onlooker: Onlooker | None = None) -> tuple[dict[str, Any], Survey]:
     """Figures over the images of classes that the model knows, and what was left out."""
+    model.check_takes_pictures()
     onlooker, found = onlooker or Onlooker(), survey(folder)
     known = {str(name): place for place, name in enumerate(model.classes)}
     for name in [name for name in found.classes if name not in known]:

@@ -35,13 +35,18 @@ class Whole(nn.Module):
         return self.method.predict((x - self.mean) / self.std).softmax(1)
 
 
-def export_onnx(model: Model, out: Path) -> None:
-    """Write ``out``: input ``images``, output ``probabilities``, any number at a time; classes in the metadata."""
+def export_onnx(model: Model, out: Path) -> str:
+    """Write ``out``: input ``images``, output ``probabilities``, any number at a time; classes in the metadata.
+
+    Returns what the input is, in words.
+    """
     try:
         import onnx
         import onnxscript  # noqa: F401 - torch's exporter is written in it
     except ImportError as error:
         raise UsageError(NEEDED) from error
+    if not out.parent.is_dir():
+        raise UsageError(f"the directory {out.parent} does not exist: make it, or name another place")
     channels, height, width = model.shape
     whole = Whole(model).eval()
     example = torch.zeros(2, channels) if whole.features else torch.zeros(2, height, width, channels, dtype=torch.uint8)
@@ -51,6 +56,7 @@ def export_onnx(model: Model, out: Path) -> None:
         entry.key, entry.value = key, value
     onnx.checker.check_model(proto)
     write_bytes(out, proto.SerializeToString())
+    return f"rows of {channels} floats" if whole.features else f"images (uint8, N × {height} × {width} × {channels})"
 
 
 def _trace(whole: Whole, example: Tensor) -> Any:

@@ -51,7 +51,7 @@ class Survey:
 
 def printable(name: str) -> str:
     """A file's name as text that can be written anywhere, also where its bytes are not UTF-8."""
-    return unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", "replace"))
+    return unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def survey(root: Path) -> Survey:
@@ -59,8 +59,12 @@ def survey(root: Path) -> Survey:
     if not root.is_dir():
         raise DataError(f"{root} is not a directory: name one that holds a folder of images for each class")
     found = Survey(root)
-    for entry in _entries(root):
-        if entry.is_dir():
+    try:
+        entries = _entries(root)
+    except OSError as error:
+        raise DataError(f"{root} cannot be read ({error.strerror}): see who may") from error
+    for entry in entries:
+        if _is_dir(entry):
             files = _files(entry, found)
             found.classes.setdefault(printable(entry.name), []).extend(files)
         else:
@@ -75,7 +79,7 @@ def survey(root: Path) -> Survey:
 
 
 def _refuse_parts(root: Path, found: Survey) -> None:
-    inside = [entry for entry in _entries(root) if entry.is_dir()]
+    inside = [entry for entry in _entries(root) if _is_dir(entry)]
     if {entry.name.lower() for entry in inside} <= PARTS:
         raise DataError(f"{root} holds {inside[0].name} and the like, not classes: name the folder {inside[0].path}")
 
@@ -84,6 +88,13 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
     """What is in a folder, by name; hidden things are nobody's pictures."""
     with os.scandir(folder) as entries:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that goes round in circles, or to where we may not look
+        return False
 
 
 def _files(folder: os.DirEntry[str], found: Survey) -> list[str]:
@@ -104,13 +115,16 @@ def _files(folder: os.DirEntry[str], found: Survey) -> list[str]:
 
 def _why_not(entry: os.DirEntry[str]) -> str | None:
     """What can be said against a file before it is opened."""
-    if entry.is_dir():
+    if _is_dir(entry):
         return "it is a folder inside a class folder"
-    if not entry.is_file():
-        return "the link leads nowhere" if entry.is_symlink() else "it is not a file"
-    if not entry.name.lower().endswith(ENDINGS):
-        return f"it is not an image ({', '.join(ENDINGS)})"
-    return "the file is empty" if entry.stat().st_size == 0 else None
+    try:
+        if not entry.is_file():
+            return "the link leads nowhere" if entry.is_symlink() else "it is not a file"
+        if not entry.name.lower().endswith(ENDINGS):
+            return f"it is not an image ({', '.join(ENDINGS)})"
+        return "the file is empty" if entry.stat().st_size == 0 else None
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
 
 
 def short_side(found: Survey, sample: int = 100) -> int:

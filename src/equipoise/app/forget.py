@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import equipoise
 from equipoise.app.model import Label, Model
 from equipoise.app.modeldir import KINDS, ModelDir
 from equipoise.app.pictures import folder_name
@@ -16,6 +15,7 @@ from equipoise.data.images import digest
 from equipoise.errors import RunError, UsageError, unknown
 from equipoise.learn.runtime import Runtime
 from equipoise.study.evaluate import predict_all
+from equipoise.version import __version__
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         if len(gone) == len(model.classes):
             raise UsageError(f"those are all classes of {place.path}: remove the directory instead")
         files = [file for name in gone for kind in KINDS for file in (place.path / kind / folder_name(name)).glob("*")]
-        contents = {digest(file.read_bytes()) for file in files}
+        contents = {file.stem: digest(file.read_bytes()) for file in files}
         model.drop(gone)
         model.steps = [scrubbed(record, gone) for record in model.steps]
         record = _record(model, len(gone))
         model.steps.append(record)
         place.abandon()
         place.commit(model, fresh=True)
-        scanned = verify(place, gone, {file.stem for file in files}, contents)
+        shared = {name for kind in KINDS for mine in place.images()[kind] for name in mine}  # another class's too
+        scanned = verify(place, gone, {name: data for name, data in contents.items() if name not in shared})
     return Forgotten(gone, len(contents), scanned, record)
 
 
@@ -76,23 +77,24 @@ def _record(model: Model, count: int) -> dict[str, Any]:
         "count": count,
         **verdict(said, len(model.classes), model.classes),
         "accuracy_new": None,
-        "equipoise": equipoise.__version__,
+        "equipoise": __version__,
     }
 
 
-def verify(place: ModelDir, gone: Sequence[Label], names: set[str], contents: set[bytes]) -> int:
+def verify(place: ModelDir, gone: Sequence[Label], images: Mapping[str, bytes]) -> int:
     """Look through every file for what should be gone; returns how many there were."""
     files = [file for file in place.path.rglob("*") if file.is_file()]
+    contents = set(images.values())
     for file in files:
         data = file.read_bytes()
-        if file.stem in names or digest(data) in contents or _names(file, data, gone, names):
-            raise RunError(f"{file} still holds something of a forgotten class: remove it by hand, and tell us")
+        if file.stem in images or digest(data) in contents or _names(file, data, gone, images):
+            raise RunError(f"the classes are forgotten, but {file} could not be cleared of them: look at it yourself")
     return len(files)
 
 
-def _names(file: Path, data: bytes, gone: Sequence[Label], images: set[str]) -> bool:
+def _names(file: Path, data: bytes, gone: Sequence[Label], images: Mapping[str, bytes]) -> bool:
     """Whether a file of ours that lists things lists something that is gone."""
-    if file.suffix != ".json":
+    if file.name not in ("config.json", "steps.json", "images.json"):
         return False
-    text = data.decode()
+    text = data.decode(errors="replace")
     return any(f'"{name}"' in text for name in images) or any(f'"class": "{name}"' in text for name in gone)

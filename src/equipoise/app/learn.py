@@ -20,7 +20,7 @@ from equipoise.data.images import Images, check_size, digest
 from equipoise.data.sources.folder import MEAN, STD
 from equipoise.errors import DataError, UsageError
 from equipoise.learn.runtime import Runtime
-from equipoise.settings import build
+from equipoise.settings import build, literal
 from equipoise.study.progress import Reporter
 from equipoise.study.recipe import Settings, resolve
 from equipoise.study.stages import Stages
@@ -67,6 +67,9 @@ class Onlooker(Reporter):
     def decoded(self, count: int) -> None:
         """So many more were."""
 
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+
     def plan(self, teaching: Teaching, found: Survey, seconds: float, epochs_done: int) -> None:
         """All is ready, and will take some ``seconds``."""
 
@@ -91,9 +94,11 @@ def learn_folder(
         version = place.config()["version"] if place.exists else "none"
         about = f"{version} {model.settings.identity()} {model.classes}"
         stages = Stages(place.pending, digest(about.encode() + teaching.images.fingerprint()).hex())
+        if stages.dropped:
+            onlooker.note("another step had been stopped here; what was learned of it is dropped")
         onlooker.plan(teaching, found, teaching.estimate(), stages.epochs)
         record = teaching.learn(onlooker, stages)
-        record["left_out"] = len(found.left_out)
+        record["files_left_out"] = len(found.left_out)
         place.commit(model)
         stages.clear()
         onlooker.learned(record, model)
@@ -103,15 +108,25 @@ def learn_folder(
 def make_ready(place: ModelDir, found: Survey, wishes: Wishes, onlooker: Onlooker) -> Teaching:
     """The model opened, the pictures read, the step prepared."""
     model = open_model(place, found, wishes)
+    labels = {name: as_label(name, model) for name in found.classes}
     if not wishes.extend:
-        for name in found.classes:
-            if name in model.classes:
-                raise already_known(model, name)  # before all pictures are read
-    images = images_of(found, model, wishes, onlooker)
-    settings = resolve("folder", model.settings.method, model.settings.recipe, 0, wishes.sections())
+        for label in labels.values():
+            if label in model.classes:
+                raise already_known(model, label)  # before all pictures are read
+    images = {labels[str(name)]: mine for name, mine in images_of(found, model, wishes, onlooker).items()}
     model.settings.runtime.start()
-    train = wishes.sections().get("train", {})
-    return prepare(model, images, wishes.holdout, wishes.extend, train, settings.train)
+    return prepare(model, images, wishes.holdout, wishes.extend, wishes.sections().get("train", {}))
+
+
+def as_label(name: str, model: Model) -> Label:
+    """The label that a folder's name means: a model begun in Python may have numbers or truth values."""
+    known = {str(label): label for label in model.classes}
+    if name in known or not model.classes or isinstance(model.classes[0], str):
+        return known.get(name, name)
+    label = literal(name)
+    if type(label) is not type(model.classes[0]):
+        raise UsageError(f"the labels of this model are like {model.classes[0]!r}, so no class can be called '{name}'")
+    return label
 
 
 def open_model(place: ModelDir, found: Survey, wishes: Wishes) -> Model:
@@ -120,6 +135,7 @@ def open_model(place: ModelDir, found: Survey, wishes: Wishes) -> Model:
     if not place.exists:
         return new_model(found, wishes)
     model = place.load(runtime, images=True)
+    model.check_takes_pictures()
     _check_same(model, wishes)
     model.resize_memory(wishes.sections().get("memory", {}))
     return model

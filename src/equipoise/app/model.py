@@ -83,6 +83,12 @@ class Model:
         batches = run_over(self.method, self.method.predict, images, self.augment, self.settings.runtime)
         return torch.cat([scores.softmax(1) for scores in batches])
 
+    def check_takes_pictures(self) -> None:
+        """Refuse pictures from files where the model was taught with something else."""
+        if self.shape[0] != 3 or self.shape[1] != self.shape[2] or self.shape[1] == 1:
+            what = f"rows of {self.shape[0]} features" if self.shape[1:] == (1, 1) else f"arrays of shape {self.shape}"
+            raise UsageError(f"this model was taught with {what}, not with pictures: use it from Python, with eq.load")
+
     def held(self, place: int) -> Images:
         return self.holdout.select(self.holdout.labels == place)
 

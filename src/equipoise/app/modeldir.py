@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-import equipoise
 from equipoise.app import card
 from equipoise.app.model import Label, Model, make_method, nothing
 from equipoise.app.pictures import ending, fetch, folder_name, store
@@ -36,10 +35,22 @@ from equipoise.files import locked, read_json, write_bytes, write_json, write_te
 from equipoise.learn.runtime import Runtime
 from equipoise.settings import build
 from equipoise.study.recipe import Settings
+from equipoise.version import __version__
 
 FORMAT = 1
 LINKED = ("steps.json", "images.json", "model.safetensors")
 KINDS = ("memory", "holdout")
+KEYS: dict[str, Any] = {
+    "version": str,
+    "previous": str | None,
+    "weights": str,
+    "shape": list,
+    "classes": list,
+    "augment": dict,
+    "settings": dict,
+}
+"""What config.json must hold."""
+T = TypeVar("T")
 
 
 class ModelDir:
@@ -51,7 +62,7 @@ class ModelDir:
 
     @property
     def exists(self) -> bool:
-        return self._config.is_file()
+        return os.path.isfile(self._config)  # noqa: PTH113 - which never raises, whatever the path is
 
     def check(self) -> None:
         """Refuse a place that holds no model."""
@@ -59,13 +70,15 @@ class ModelDir:
             return
         if (self.path / ".step").is_dir():
             raise UsageError(f"{self.path} holds no model yet, only a first step that was stopped: learn it to its end")
-        what = "holds no model" if self.path.is_dir() else "does not exist"
-        raise UsageError(f"{self.path} {what}: make one with `equipoise learn {self.path} FOLDER`")
+        what = "holds no model" if self.path.is_dir() else "is a file" if self.path.exists() else "does not exist"
+        raise UsageError(f"{self.path} {what}: make a model with `equipoise learn MODEL FOLDER`")
 
     def check_free(self) -> None:
         """Refuse a place where something else lies."""
         if self.path.is_dir() and not self.exists:
-            others = [entry.name for entry in self.path.iterdir() if entry.name not in (".lock", ".step", *KINDS)]
+            ours = (".lock", ".step", "versions", *KINDS)  # what a first step that was stopped leaves behind
+            names = [entry.name for entry in self.path.iterdir() if not entry.name.endswith(".tmp")]
+            others = [name for name in names if name not in ours]
             if others:
                 raise UsageError(f"{self.path} holds {others[0]}, but no model: name an empty directory or a new one")
         elif self.path.exists() and not self.exists:
@@ -80,6 +93,9 @@ class ModelDir:
             raise RunError(f"{self._config} is not a model's: restore it from versions/")
         if found["format"] > FORMAT:
             raise RunError(f"{self.path} was written by a newer equipoise (format {found['format']}): update yours")
+        for name, kind in KEYS.items():
+            if not isinstance(found.get(name), kind):
+                raise RunError(f"{self._config} is damaged ('{name}' is missing or wrong): restore it from versions/")
         return found
 
     def version(self, config: dict[str, Any]) -> Path:
@@ -87,16 +103,23 @@ class ModelDir:
         folder = self.path / "versions" / config["version"]
         return folder if folder.is_dir() else self.path
 
-    def load(self, runtime: Runtime | None = None, images: bool = False) -> Model:
-        """The model as it is now; exemplars and held-out images come along if ``images``."""
-        for _ in range(20):
+    def steadily(self, read: Callable[[dict[str, Any]], T]) -> T:
+        """What ``read`` makes of the current version; tried again if a writer replaces it meanwhile."""
+        for _ in range(50):
             config = self.config()
             try:
-                return self._load(config, runtime, images)
+                found = read(config)
             except (EquipoiseError, OSError):
                 if self.config()["version"] == config["version"]:
                     raise
-        raise RunError(f"{self.path} changes faster than it can be read: try again")  # a writer is replacing it
+                continue
+            if self.config()["version"] == config["version"]:
+                return found
+        raise RunError(f"{self.path} changes faster than it can be read: try again")
+
+    def load(self, runtime: Runtime | None = None, images: bool = False) -> Model:
+        """The model as it is now; exemplars and held-out images come along if ``images``."""
+        return self.steadily(lambda config: self._load(config, runtime, images))
 
     def _load(self, config: dict[str, Any], runtime: Runtime | None, images: bool) -> Model:
         folder = self.version(config)
@@ -113,12 +136,12 @@ class ModelDir:
             method = make_method(settings, shape)
             method.load_state_dict(safetensors.torch.load(data))
             augment = build(Augment, config["augment"], "augment")
-            memory, steps = settings.make_memory(), read_json(folder / "steps.json")
-        except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            memory, steps = settings.make_memory(), self.steps_of(config)
+        except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise RunError(f"the model in {self.path} cannot be restored ({str(error).splitlines()[0]})") from error
         model = Model(settings, shape, augment, method.eval(), memory, nothing(shape), config["classes"], steps)
         if images:
-            self._load_images(model, read_json(folder / "images.json"))
+            self._load_images(model, self.images_of(config))
         return model
 
     def _load_images(self, model: Model, names: dict[str, list[list[str]]]) -> None:
@@ -139,12 +162,26 @@ class ModelDir:
         return self.path / kind / folder_name(name) / (identity + ending(model.shape, model.holdout.store.dtype))
 
     def images(self) -> dict[str, list[list[str]]]:
-        """Names of exemplars and held-out images of the current version, by class."""
-        found: dict[str, list[list[str]]] = read_json(self.version(self.config()) / "images.json")
-        return found
+        return self.steadily(self.images_of)
+
+    def images_of(self, config: dict[str, Any]) -> dict[str, list[list[str]]]:
+        """Names of a version's exemplars and held-out images, by class."""
+        file = self.version(config) / "images.json"
+        found = read_json(file)
+        lists = [found.get(kind) for kind in KINDS] if isinstance(found, dict) else []
+        if not lists or not all(isinstance(mine, list) and len(mine) == len(config["classes"]) for mine in lists):
+            raise RunError(f"{file} is damaged: restore it from a copy, or go back with `equipoise undo`")
+        return found  # type: ignore[no-any-return]
 
     def steps(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = read_json(self.version(self.config()) / "steps.json")
+        return self.steadily(self.steps_of)
+
+    def steps_of(self, config: dict[str, Any]) -> list[dict[str, Any]]:
+        """What happened, up to a version."""
+        file = self.version(config) / "steps.json"
+        found = read_json(file)
+        if not isinstance(found, list) or not found or not all(isinstance(r, dict) and "step" in r for r in found):
+            raise RunError(f"{file} is damaged: restore it from a copy, or go back with `equipoise undo`")
         return found
 
     # ---- changing
@@ -163,17 +200,20 @@ class ModelDir:
 
     def commit(self, model: Model, fresh: bool = False) -> None:
         """Make ``model`` the current version; ``fresh`` leaves no earlier one."""
-        previous = None if fresh or not self.exists else self.config()["version"]
+        current = self.config() if self.exists else None
         images = {"memory": [self._store("memory", model, c) for c in range(len(model.classes))],
                   "holdout": [self._store("holdout", model, c) for c in range(len(model.classes))]}  # fmt: skip
         state = {name: value.detach().cpu().contiguous() for name, value in model.method.state_dict().items()}
         data = safetensors.torch.save(state, {"format": "pt"})
         weights = digest(data).hex()
         name = f"{len(model.steps):04d}-{weights[:8]}"
+        previous = current["version"] if current and not fresh else None
+        if current and previous == name:  # the same once more
+            previous = current["previous"]
         config = {
             "format": FORMAT,
             "library": "equipoise",
-            "equipoise": equipoise.__version__,
+            "equipoise": __version__,
             "version": name,
             "previous": previous,
             "weights": weights,
@@ -203,7 +243,10 @@ class ModelDir:
         before = self._before(config)
         if before is None:
             raise UsageError(f"there is no earlier version in {self.path} to go back to")
-        undone: dict[str, Any] = self.steps()[-1]
+        try:
+            undone = self.steps()[-1]
+        except RunError:  # a damaged version is one more reason to go back
+            undone = {"step": "?", "kind": "learn", "classes": [], "extended": []}
         write_json(self._config, before)
         self.abandon()
         self._mend()
@@ -219,8 +262,11 @@ class ModelDir:
 
     def chain(self) -> list[dict[str, Any]]:
         """The configurations of all versions, the current one first."""
-        configs = [self.config()]
-        while (before := self._before(configs[-1])) is not None:
+        return self.chain_of(self.config())
+
+    def chain_of(self, config: dict[str, Any]) -> list[dict[str, Any]]:
+        configs = [config]
+        while (before := self._before(configs[-1])) is not None and before not in configs:
             configs.append(before)
         return configs
 
@@ -231,29 +277,40 @@ class ModelDir:
 
     def _mend(self) -> None:
         """Make everything beside config.json what it should be: links, card, and nothing that no version names."""
+        for file in self.path.rglob(".*.tmp"):
+            file.unlink(missing_ok=True)  # a killed writer's; we hold the lock
         chain = self.chain()
-        folder = self.version(chain[0])
-        if folder != self.path:
-            for name in LINKED:
-                _link(folder / name, self.path / name)
-        write_if_changed(self.path / "README.md", card.render(self.path, chain[0], self.steps(), self.images()))
         wanted = {config["version"] for config in chain}
         for version in _children(self.path / "versions"):
             if version.name not in wanted:
                 shutil.rmtree(version, ignore_errors=True)
-        named = set()
-        for config in chain:
-            images = read_json(self.version(config) / "images.json")
-            for kind in KINDS:
-                for label, mine in zip(config["classes"], images[kind], strict=True):
-                    named |= {(kind, folder_name(label), identity) for identity in mine}
+        try:
+            named = self._named(chain)
+            folder = self.version(chain[0])
+            if folder != self.path:
+                for name in LINKED:
+                    _link(folder / name, self.path / name)
+            facts = self.steps_of(chain[0]), self.images_of(chain[0])
+        except (RunError, OSError):
+            return  # damaged: nothing is thrown away, and `undo` can still go back
+        write_if_changed(self.path / "README.md", card.render(self.path, chain[0], *facts))
         for kind in KINDS:
             for folder in _children(self.path / kind):
                 for file in _children(folder):
-                    if (kind, folder.name, file.stem) not in named:
+                    if (kind, folder.name.casefold(), file.stem) not in named:
                         file.unlink()
                 with suppress(OSError):
                     folder.rmdir()  # only if nothing is left in it
+
+    def _named(self, chain: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+        """Kind, folder and name of every image of the versions in ``chain``; some file systems do not tell a from A."""
+        named = set()
+        for config in chain:
+            images = self.images_of(config)
+            for kind in KINDS:
+                for label, mine in zip(config["classes"], images[kind], strict=True):
+                    named |= {(kind, folder_name(label).casefold(), identity) for identity in mine}
+        return named
 
     def copy_to(self, target: Path, memory: bool = True) -> None:
         """The current version alone, in another directory; without exemplars and held-out images if asked."""

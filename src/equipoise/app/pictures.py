@@ -6,6 +6,7 @@ Images of one, three or four channels are PNG, which anybody can look at; anythi
 from __future__ import annotations
 
 import io
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -87,8 +88,11 @@ def folder_name(name: object) -> str:
     >>> folder_name("red fox"), folder_name("a/b"), folder_name("a_b")
     ('red fox', 'a_b-575aa622', 'a_b')
     """
-    text = unicodedata.normalize("NFC", str(name))
-    safe = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in text).strip(" .")
+    text = str(name)
+    plain = unicodedata.normalize("NFC", text)
+    safe = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in plain).strip(" .")
     while len(safe.encode()) > 100:
         safe = safe[:-1]
-    return safe if safe and safe == text else f"{safe}-{digest(text.encode()).hex()[:8]}"
+    if safe and safe == text and not re.search("-[0-9a-f]{8}$", safe):
+        return safe
+    return f"{safe}-{digest(text.encode()).hex()[:8]}"

@@ -80,13 +80,12 @@ def _standard_input(stream: BinaryIO) -> Iterator[Source]:
         for line in lines:
             path = os.fsdecode(line.rstrip(b"\r\n"))
             if path:
-                yield printable(path), path
+                yield from sources([path]) if path != "-" else ()
 
 
 def predict(model: Model, asked: Iterable[Source], top: int = 1, batch: int = BATCH) -> Iterator[Said]:
     """Answers in the order of the questions. While a batch is in the network, the next one is being decoded."""
-    if model.shape[0] != 3 or model.shape[1] != model.shape[2]:
-        raise UsageError("this model was not taught with pictures from files: use it from Python, with eq.load")
+    model.check_takes_pictures()
     if top < 1:
         raise UsageError(f"--top is {top}, but it must be at least 1")
     read = partial(_read, size=model.shape[1])
@@ -104,7 +103,11 @@ def predict(model: Model, asked: Iterable[Source], top: int = 1, batch: int = BA
 def _read(source: str | bytes, size: int) -> np.ndarray | str:
     """The image, or what is wrong with it."""
     try:
-        return decode(io.BytesIO(source) if isinstance(source, bytes) else source, size)
+        if isinstance(source, bytes):
+            return decode(io.BytesIO(source), size)
+        if os.path.exists(source) and not os.path.isfile(source):  # noqa: PTH110, PTH113 - a pipe would wait for ever
+            return "it is not a file"
+        return decode(source, size)
     except DataError as error:
         cause = error.__cause__
         return (cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)) or "it cannot be read"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import stat
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,10 @@ class Show(Bar, Onlooker):
             self.said = spent
             self.console.print(f"  {line}", style="dim")
 
+    def note(self, text: str) -> None:
+        self._end_reading()
+        self.console.print(text, soft_wrap=True)
+
     def plan(self, teaching: Teaching, found: Survey, seconds: float, epochs_done: int) -> None:
         self._end_reading()
         if not self.quiet:
@@ -75,9 +81,12 @@ class Show(Bar, Onlooker):
 class JsonLines(Onlooker):
     """One JSON object: the plan of a dry run, or the step's record, with every file that was left out."""
 
+    def __init__(self, dry_run: bool) -> None:
+        self.dry_run = dry_run
+
     def plan(self, teaching: Teaching, found: Survey, seconds: float, epochs_done: int) -> None:
         self.found = found
-        self.planned = {
+        plan = {
             "classes": teaching.model.classes[teaching.step.old :],
             "images": len(teaching.step.images),
             "exemplars": len(teaching.images) - len(teaching.step.images),
@@ -85,14 +94,18 @@ class JsonLines(Onlooker):
             "epochs": teaching.model.settings.train.epochs,
             "seconds": round(seconds, 1),
         }
+        if self.dry_run:
+            self._print(plan)
 
     def learned(self, record: Mapping[str, Any], model: Model) -> None:
-        self.planned = dict(record)
+        self._print(dict(record))
 
-    def close(self) -> None:
-        if hasattr(self, "planned"):
-            left = [{"path": entry.path, "why": entry.why} for entry in self.found.left_out]
-            print(json.dumps(self.planned | {"left_out": left}, ensure_ascii=False))
+    def _print(self, facts: dict[str, Any]) -> None:
+        print(json.dumps(facts | {"left_out": plain_left_out(self.found)}, ensure_ascii=False))
+
+
+def plain_left_out(found: Survey) -> list[dict[str, str]]:
+    return [{"path": entry.path, "why": entry.why} for entry in found.left_out]
 
 
 def left_out(entries: Sequence[LeftOut]) -> str:
@@ -168,14 +181,15 @@ def history_rows(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def history_table(steps: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("step", "when", "what", "images", "then", "now", "all classes", "γ"):
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("step", "when", "what", "images", "then", "now", "all", "γ"):
         text = heading in ("when", "what")
-        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "what")
+        least = 16 if heading == "what" else None
+        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "what", min_width=least)
     for record, row in zip(steps, history_rows(steps), strict=True):
         table.add_row(
             str(row["step"]),
-            row["when"][:16].replace("T", " "),
+            row["when"][:10],
             escape(what(record)),
             "–" if row["images"] is None else f"{row['images']:,}",
             percent(row["accuracy_then"]),
@@ -186,9 +200,13 @@ def history_table(steps: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def inspection(place: ModelDir, model: Model) -> dict[str, Any]:
+def inspection(place: ModelDir) -> dict[str, Any]:
     """All facts about a model in its directory."""
-    images = place.images()
+    return place.steadily(lambda config: _inspection(place, config))
+
+
+def _inspection(place: ModelDir, config: dict[str, Any]) -> dict[str, Any]:
+    model, images = place.load(), place.images_of(config)
     norms = model.method.norms(1)
     parts = {kind: size_of(place.path / kind) for kind in (*KINDS, "versions")}
     return {
@@ -199,7 +217,7 @@ def inspection(place: ModelDir, model: Model) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.method.parameters()),
         "image": list(model.shape),
         "steps": len(model.steps),
-        "versions": len(place.chain()),
+        "versions": len(place.chain_of(config)),
         "memory": model.settings.memory["size"],
         "exemplars": sum(map(len, images["memory"])),
         "held_out": sum(map(len, images["holdout"])),
@@ -220,8 +238,13 @@ def inspection(place: ModelDir, model: Model) -> dict[str, Any]:
 
 def size_of(folder: Path) -> int:
     """Bytes on disk; a file with two names counts once."""
-    files = [file.stat() for file in folder.rglob("*") if file.is_file()]
-    return sum({status.st_ino: status.st_size for status in files}.values())
+    sizes = {}
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # a writer may be at work
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode):
+                sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def inspection_table(facts: Mapping[str, Any]) -> Table:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-import equipoise
 from equipoise.app.model import Label, Model, collect, make_method
 from equipoise.data.images import Images, join
 from equipoise.data.stream import Step
@@ -18,8 +17,10 @@ from equipoise.errors import UsageError
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit, Journal, Silent, Watcher
 from equipoise.seeding import generator
+from equipoise.settings import build
 from equipoise.study.evaluate import Predictions, accuracy, confusion, error_split
 from equipoise.study.lesson import learn_and_judge, try_out
+from equipoise.version import __version__
 
 Arrival = Mapping[Label, Images]
 """Images of each class that arrives."""
@@ -30,11 +31,11 @@ def set_aside(arrival: Arrival, share: float, seed: int) -> tuple[dict[Label, Im
 
     A class of three images or fewer gives none away.
     """
-    if not 0 <= share < 1:
-        raise UsageError(f"holdout is {share}, but it is a share, from 0 to below 1")
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        raise UsageError(f"holdout is {share!r}, but it is a share, from 0 to below 1")
     train, held = {}, {}
     for name, images in arrival.items():
-        count = max(1, round(share * len(images))) if share and len(images) > 3 else 0
+        count = min(max(1, round(share * len(images))), len(images) - 1) if share and len(images) > 3 else 0
         order = torch.randperm(len(images), generator=generator(seed, "holdout", str(name)))
         held[name], train[name] = images.select(order[:count].sort().values), images.select(order[count:].sort().values)
     return train, held
@@ -95,31 +96,31 @@ class Teaching:
             "gamma": lesson.facts.get("gamma"),
             **verdict(lesson.after, self.step.old, model.classes),
             "accuracy_uncorrected": share_right(lesson.before),
-            "equipoise": equipoise.__version__,
+            "equipoise": __version__,
         }
         record["warning"] = unfairness(record)
         model.steps.append(record)
         return record
 
 
-def prepare(
-    model: Model, arrival: Arrival, share: float, extend: bool, train: Mapping[str, Any], schedule: Schedule
-) -> Teaching:
+def prepare(model: Model, arrival: Arrival, share: float, extend: bool, train: Mapping[str, Any]) -> Teaching:
     """Make ready to learn ``arrival``. Changes ``model``: hand in a copy.
 
-    ``schedule`` is the recipe's; epochs and batch size follow from the number of images, and ``train`` has the last
-    word. A known class that gets more images is learned anew, from its exemplars and the new ones together: so it is
-    one of the step's new classes for the method too, and is aligned with the old ones like them.
+    Epochs and batch size follow from the number of images, the rest is as in the step before (or the recipe), and
+    ``train`` has the last word. A known class that gets more images is learned anew, from its exemplars and the new
+    ones together: so it is one of the step's new classes for the method too, and is aligned with the old ones.
     """
     new, held = set_aside(arrival, share, model.settings.seed)
     extended = [name for name in model.classes if name in arrival]
     if extended and not extend:
         raise already_known(model, extended[0])
-    held_now = sum(len(images) for images in held.values())
     known = model.known()
     for name in extended:
         exemplars, tests = known[name]
-        new[name], held[name] = join([new[name], exemplars]), join([held[name], tests])
+        if len(tests):  # what comes now may have been trained on before, so nothing of it can judge
+            new[name], held[name] = arrival[name], tests
+        new[name] = join([new[name], exemplars])
+    held_now = sum(len(held[name]) for name in new if name not in extended)
     if extended:
         drop_for_relearning(model, extended)
     empty = next((name for name, images in new.items() if not len(images)), None)
@@ -135,7 +136,7 @@ def prepare(
     rehearsed = model.memory.images() if model.method.rehearses == "memory" else None
     images = step.images if rehearsed is None else join([step.images, rehearsed])
     budget = auto_budget(len(images), model.shape[1:] == (1, 1)) | dict(train)
-    model.settings = replace(model.settings, train=replace(schedule, **budget))
+    model.settings = replace(model.settings, train=build(Schedule, asdict(model.settings.train) | budget, "train"))
     return Teaching(model, step, images, held_now, extended)
 
 

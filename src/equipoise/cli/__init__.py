@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import shlex
@@ -15,6 +16,7 @@ from cyclopts import CycloptsError
 from equipoise.cli import model, study  # noqa: F401 - they add their commands
 from equipoise.cli.base import app
 from equipoise.errors import EquipoiseError
+from equipoise.signals import undisturbed
 
 RESUMED = ("run", "compare", "ablate", "learn")
 """Commands that go on where they stopped."""
@@ -28,19 +30,36 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")  # a γ must not end a run whose terminal has no Greek
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     try:
+        if not {"--help", "-h", "--version"} & set(tokens) and tokens:
+            _load_engine(tokens[0])
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)")
     except EquipoiseError as error:
         _fail(str(error))
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # whoever read our output has left
+            _mute()
+            sys.exit(1)
+        _mute()
+        _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
     except KeyboardInterrupt:
         print(f"\nstopped{_how_to_go_on(tokens)}", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # whoever read our output has left; point stdout elsewhere so that Python's own flush at exit does not complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     sys.exit(0)
+
+
+def _mute() -> None:
+    """Point stdout elsewhere, so that Python's own flush at exit does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _load_engine(command: str) -> None:
+    """Import torch where a command will; interrupted in the middle of that, it would leave ruins and tracebacks."""
+    if command in ("methods", "datasets", "recipes", "report", "history", "card") or command not in app:
+        return
+    with undisturbed():
+        importlib.import_module("torch")
 
 
 def _how_to_go_on(tokens: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
-from equipoise import __version__
+from equipoise.version import __version__
 
 app = App(
     name="equipoise",

@@ -101,7 +101,7 @@ def learn(
         strict=strict,
         overrides=overrides,
     )
-    onlooker: Onlooker = JsonLines() if json else Show(quiet, console())
+    onlooker: Onlooker = JsonLines(dry_run) if json else Show(quiet, console())
     try:
         learn_folder(ModelDir(model), folder, wishes, onlooker, dry_run)
     finally:
@@ -148,7 +148,10 @@ def predict(
     from equipoise.app.predict import sources
     from equipoise.app.say import answers
 
+    if json and csv:
+        raise UsageError("--json and --csv are two forms of the same answers: choose one")
     loaded = ModelDir(model).load(_runtime(device, threads))
+    top = min(top, len(loaded.classes))
     answers(ask(loaded, sources(images), top), top, "json" if json else "csv" if csv else "text")
 
 
@@ -180,7 +183,7 @@ def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = 
 
     from equipoise.app.evaluate import evaluate_folder
     from equipoise.app.modeldir import ModelDir
-    from equipoise.app.show import Show, console, evaluation_table, left_out
+    from equipoise.app.show import Show, console, evaluation_table, left_out, plain_left_out
 
     screen = console()
     show = Show(quiet=json, console=screen)
@@ -189,7 +192,7 @@ def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = 
     finally:
         show.close()
     if json:
-        print(json_module.dumps(facts, ensure_ascii=False))
+        print(json_module.dumps(facts | {"left_out": plain_left_out(found)}, ensure_ascii=False))
         return
     screen.print(left_out(found.left_out), soft_wrap=True, end="")
     screen.print(evaluation_table(facts))
@@ -291,7 +294,7 @@ def inspect(model: Path, *, json: Flag = False) -> None:
     from equipoise.app.show import console, inspection, inspection_lines, inspection_table
 
     place = ModelDir(model)
-    facts = inspection(place, place.load())
+    facts = inspection(place)
     if json:
         print(json_module.dumps(facts, ensure_ascii=False))
         return
@@ -321,8 +324,8 @@ def export(model: Path, out: Path, *, memory: Annotated[bool, Parameter(negative
     place = ModelDir(model)
     if out.suffix == ".onnx":
         with console().status("exporting"):
-            export_onnx(place.load(), out)
-        print(f"wrote {out}: images (uint8, N × H × W × 3) in, probabilities out, names in its metadata")
+            takes = export_onnx(place.load(), out)
+        print(f"wrote {out}: {takes} in, probabilities out, names in its metadata")
     else:
         place.copy_to(out, memory)
         print(f"copied to {out}" + ("" if memory else ", without exemplars and held-out images"))
@@ -341,4 +344,4 @@ def card(model: Path) -> None:
     from equipoise.app.modeldir import ModelDir
 
     place = ModelDir(model)
-    print(facts(place.config(), place.steps(), place.images()))
+    print(place.steadily(lambda config: facts(config, place.steps_of(config), place.images_of(config))))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import UsageError
+from equipoise.signals import undisturbed
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Runtime:
 
     def start(self) -> None:
         """Settle what holds for the whole process."""
-        importlib.import_module("torch._dynamo")  # the first optimizer would, at the cost of the first step's 3 seconds
+        with undisturbed():  # the first optimizer would import it, at the cost of the first step's 3 seconds
+            importlib.import_module("torch._dynamo")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 

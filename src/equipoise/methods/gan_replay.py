@@ -102,7 +102,9 @@ class GANReplay(Method):
             part.requires_grad_(False)  # the classifier's turn
 
     def keep(self, classes: Tensor) -> None:
-        raise UsageError("gan-replay cannot forget a class: its generator has learned to draw it, so learn anew")
+        raise UsageError(
+            "gan-replay cannot part with a class, to forget it or learn it anew: its generator draws it, so begin anew"
+        )
 
     @torch.no_grad()
     def imagine(self, classes: Tensor, augment: Augment) -> Images:

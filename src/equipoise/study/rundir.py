@@ -27,7 +27,6 @@ from typing import Any, Self
 
 from torch import Tensor
 
-import equipoise
 from equipoise.data.images import Images, Store
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream
@@ -38,6 +37,7 @@ from equipoise.settings import build
 from equipoise.study.gallery import write_gallery
 from equipoise.study.recipe import Settings
 from equipoise.study.stages import Stages
+from equipoise.version import __version__
 
 FORMAT = 1
 
@@ -212,7 +212,7 @@ def facts() -> dict[str, Any]:
     """What else a reader of the run may want to know."""
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "equipoise": equipoise.__version__,
+        "equipoise": __version__,
         "commit": _commit_of(Path(__file__).parent),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "numpy", "pillow", "scikit-learn")},

@@ -17,6 +17,8 @@ class Stages:
     def __init__(self, folder: Path, of: str) -> None:
         self.folder, self.of = folder, of
         self._manifest = folder / "stages.json"
+        self.dropped = False
+        """Whether another step was found and thrown away."""
         self._stages = self._read()
         self._tidy()
 
@@ -26,7 +28,8 @@ class Stages:
         found = read_json(self._manifest)
         if not isinstance(found, dict) or not isinstance(found.get("stages"), list):
             raise self._damaged("stages.json lists no stages")
-        return found["stages"] if found.get("of") == self.of else []
+        self.dropped = found.get("of") != self.of
+        return [] if self.dropped else found["stages"]
 
     def _damaged(self, why: object) -> RunError:
         return RunError(f"the step under way in {self.folder} is damaged ({why}): remove it to redo the step")
