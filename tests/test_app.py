@@ -511,8 +511,8 @@ def test_damage_is_named_never_believed(file: str, damage: bytes | None, message
 
 def test_undo_rescues_from_a_damaged_version(model: Path) -> None:
     place = ModelDir(model)
-    for name in ("model.safetensors", "images.json", "steps.json"):
-        (place.version(place.config()) / name).write_bytes(b"rubbish")
+    for file in ("model.safetensors", "images.json", "steps.json"):
+        (place.version(place.config()) / file).write_bytes(b"rubbish")
     with place.writing():
         place.undo()
     assert place.load(images=True).classes == ["A", "B", "C"]
@@ -608,7 +608,7 @@ def test_a_place_of_something_else_is_refused(tmp_path: Path, folders: list[Path
         teach(tmp_path, folders[0])
     with pytest.raises(UsageError, match="is a file"):
         teach(tmp_path / "thesis.doc", folders[0])
-    with pytest.raises(UsageError, match="does not exist: make one with `equipoise learn"):
+    with pytest.raises(UsageError, match="does not exist: make a model with `equipoise learn"):
         ModelDir(tmp_path / "none").load()
 
 

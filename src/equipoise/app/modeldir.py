@@ -68,9 +68,11 @@ class ModelDir:
         """Refuse a place that holds no model."""
         if self.exists:
             return
-        if (self.path / ".step").is_dir():
+        if os.path.isdir(self.pending):  # noqa: PTH112 - os.path never raises
             raise UsageError(f"{self.path} holds no model yet, only a first step that was stopped: learn it to its end")
-        what = "holds no model" if self.path.is_dir() else "is a file" if self.path.exists() else "does not exist"
+        what = "does not exist"
+        if os.path.exists(self.path):  # noqa: PTH110
+            what = "holds no model" if self.path.is_dir() else "is a file"
         raise UsageError(f"{self.path} {what}: make a model with `equipoise learn MODEL FOLDER`")
 
     def check_free(self) -> None:
@@ -119,9 +121,10 @@ class ModelDir:
 
     def load(self, runtime: Runtime | None = None, images: bool = False) -> Model:
         """The model as it is now; exemplars and held-out images come along if ``images``."""
-        return self.steadily(lambda config: self._load(config, runtime, images))
+        return self.steadily(lambda config: self.load_version(config, runtime, images))
 
-    def _load(self, config: dict[str, Any], runtime: Runtime | None, images: bool) -> Model:
+    def load_version(self, config: dict[str, Any], runtime: Runtime | None = None, images: bool = False) -> Model:
+        """The model of one version."""
         folder = self.version(config)
         weights = folder / "model.safetensors"
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import stat
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -206,7 +206,7 @@ def inspection(place: ModelDir) -> dict[str, Any]:
 
 
 def _inspection(place: ModelDir, config: dict[str, Any]) -> dict[str, Any]:
-    model, images = place.load(), place.images_of(config)
+    model, images = place.load_version(config), place.images_of(config)
     norms = model.method.norms(1)
     parts = {kind: size_of(place.path / kind) for kind in (*KINDS, "versions")}
     return {
@@ -239,10 +239,10 @@ def _inspection(place: ModelDir, config: dict[str, Any]) -> dict[str, Any]:
 def size_of(folder: Path) -> int:
     """Bytes on disk; a file with two names counts once."""
     sizes = {}
-    for file in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # a writer may be at work
-            status = file.stat()
-            if stat.S_ISREG(status.st_mode):
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # a writer may be at work
+                status = (Path(where) / name).stat()
                 sizes[status.st_ino] = status.st_size
     return sum(sizes.values())
 
