@@ -42,9 +42,7 @@ def main() -> None:
             resident.append(memory())
         rates = [COUNT / median(times) for times in (ours, bare)]
         ratio = median(b / o for b, o in zip(bare, ours, strict=True))
-        print(
-            f"predict {rates[0]:,.0f} images/s, decoding then forward alone {rates[1]:,.0f}: {ratio:.2f} of its speed"
-        )
+        print(f"predict {rates[0]:,.0f} images/s, decoding then forward alone {rates[1]:,.0f}: ratio {ratio:.2f}")
         print("resident memory after each 5,000, MB:", ", ".join(f"{mb:.0f}" for mb in resident))
         command = [sys.executable, "-m", "equipoise", "predict", str(root / "model"), files[0]]
         starts = [seconds(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(ROUNDS)]

@@ -39,6 +39,8 @@ def test_every_backbone_gives_its_width_and_maps(name: str) -> None:
     assert [m.shape[1] for m in maps] == net.map_widths
     assert (net(x) >= 0).all()
     assert (Architecture(name, shape)(final_relu=False).eval()(x) < 0).any()
+    big = [p for p in net.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in big)
 
 
 def test_weights_of_another_model_are_a_start(tmp_path: Path) -> None:

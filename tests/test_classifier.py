@@ -230,6 +230,13 @@ def test_settings_that_cannot_be_are_named(options: Any, message: str) -> None:
         eq.IncrementalClassifier(**options).fit(*load_iris(return_X_y=True))
 
 
+def test_each_kind_of_input_has_its_backbones(pictures: Any) -> None:
+    with pytest.raises(UsageError, match="mlp is the backbone for rows of features"):
+        eq.IncrementalClassifier(backbone="mlp").fit(*pictures)
+    with pytest.raises(UsageError, match="mlp is the backbone for rows of features"):
+        eq.IncrementalClassifier(backbone="resnet32").fit(*load_iris(return_X_y=True))
+
+
 def test_what_a_model_was_begun_with_cannot_be_changed() -> None:
     X, y = load_iris(return_X_y=True)
     clf = eq.IncrementalClassifier(epochs=1).fit(X, y)

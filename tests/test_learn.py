@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.errors import UsageError
-from equipoise.learn.nets import BACKBONES, Architecture, Backbone
+from equipoise.learn.nets import Architecture, Backbone
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import _batches
 
@@ -44,18 +44,6 @@ def test_resnet18_takes_photographs() -> None:
     convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size != (1, 1)]
     assert len(convolutions) == 17
     assert net(torch.rand(1, 3, 224, 224)).shape == (1, 512)
-
-
-@pytest.mark.parametrize("name", sorted(BACKBONES))
-def test_features_are_never_negative_unless_asked(name: str) -> None:
-    x = torch.randn(4, 3, 32, 32)
-    net, bare = make_backbone(name, 3), make_backbone(name, 3, final_relu=False)
-    features = net(x)
-    assert features.shape == (4, net.width)
-    assert (features >= 0).all()
-    assert (bare(x) < 0).any()
-    big = [p for p in net.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
-    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in big)
 
 
 def test_he_initialisation() -> None:

@@ -44,8 +44,10 @@ class Model:
     @staticmethod
     def blank(settings: Settings, shape: Shape, augment: Augment) -> Model:
         """Nothing learned yet."""
-        if settings.net.backbone != "mlp" and shape[1:] == (1, 1):
-            raise UsageError(f"rows of features are learned by the backbone mlp, not {settings.net.backbone}")
+        if (settings.net.backbone == "mlp") != (shape[1:] == (1, 1)):
+            raise UsageError(
+                f"mlp is the backbone for rows of features, and {settings.net.backbone} was asked for {shape}"
+            )
         augment.check(shape[0])
         method = make_method(settings, shape)
         return Model(settings, shape, augment, method, settings.make_memory(), nothing(shape))
