@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,11 @@ def quick(tmp_path: Path) -> Quick:
         return run("digits", overrides=overrides, **options)
 
     return go
+
+
+def interruptible() -> None:
+    """For ``Popen``: a suite that was started in the background may hand on an ignored SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass

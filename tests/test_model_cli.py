@@ -27,6 +27,7 @@ from equipoise.app.predict import predict, sources
 from equipoise.app.show import inspection
 from equipoise.cli import main
 from equipoise.errors import UsageError
+from tests.conftest import interruptible
 from tests.folders import crops, glyph_folder, unseen
 
 FIRST = ("--image-size", 24, "--backbone", "tiny", "--set", "augment.flip=false", "--memory", 60)
@@ -100,7 +101,9 @@ def test_learn_tells_machines_everything(cli: Any, folders: Path, tmp_path: Path
 
 def test_ctrl_c_says_how_to_go_on(folders: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "equipoise", "learn", tmp_path / "m", folders / "first", *FIRST, "--epochs", 10**6]
-    process = subprocess.Popen([str(w) for w in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    words = [str(word) for word in command]
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, preexec_fn=interruptible)
     deadline = time.monotonic() + 60
     while not (tmp_path / "m" / ".step" / "stages.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -418,7 +421,9 @@ def test_a_full_disk_is_one_sentence(taught: Path) -> None:
 @pytest.mark.parametrize("after", [0.8, 1.6, 3.0])
 def test_ctrl_c_while_starting_is_no_traceback(after: float, folders: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "equipoise", "learn", tmp_path / "m", folders / "first", *FIRST, "--epochs", 10**6]
-    process = subprocess.Popen([str(w) for w in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    words = [str(word) for word in command]
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, preexec_fn=interruptible)
     time.sleep(after)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)

@@ -24,7 +24,7 @@ from equipoise.study.experiment import Result, run
 from equipoise.study.progress import Reporter
 from equipoise.study.recipe import read_recipe, recipe_names, resolve
 from equipoise.study.rundir import RunDir
-from tests.conftest import Quick
+from tests.conftest import Quick, interruptible
 from tests.test_data import make_tree
 
 RECIPE: dict[str, dict[str, Any]] = {"train": {}}
@@ -182,7 +182,8 @@ def test_sigkill_at_any_moment_loses_nothing(moment: int, uninterrupted: Path, t
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = [*COMMAND, "--set", "train.epochs=500", "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=interruptible)
     manifest = tmp_path / "run" / "checkpoint" / "step" / "stages.json"
     deadline = time.monotonic() + 60
     while not manifest.exists() and time.monotonic() < deadline:
