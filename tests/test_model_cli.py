@@ -416,16 +416,3 @@ def test_a_full_disk_is_one_sentence(taught: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
-
-
-@pytest.mark.parametrize("after", [0.8, 1.6, 3.0])
-def test_ctrl_c_while_starting_is_no_traceback(after: float, folders: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "equipoise", "learn", tmp_path / "m", folders / "first", *FIRST, "--epochs", 10**6]
-    pipe = subprocess.PIPE
-    words = [str(word) for word in command]
-    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, preexec_fn=interruptible)
-    time.sleep(after)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert "Traceback" not in err, err
-    assert process.returncode == 130
