@@ -15,7 +15,8 @@ import torch
 from equipoise.cli import main
 from equipoise.data.dataset import Dataset
 from equipoise.data.sources import load
-from equipoise.study.experiment import Result, run
+from equipoise.study.experiment import Result
+from equipoise.study.run import run
 
 torch.set_num_threads(1)
 

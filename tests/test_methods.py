@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -365,12 +365,16 @@ class Line(Method):
         return x @ self.weight.T
 
 
+def drawn(x: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(x.split(size), torch.rand(len(x)).split(size), strict=True)
+
+
 def test_fisher_information_of_softmax_regression() -> None:
     """F_cj = E_x[p_c (1 - p_c) x_j²], known in closed form."""
     torch.manual_seed(0)
     weight, x = torch.randn(3, 2), torch.randn(40, 2)
     many = x.repeat(400, 1)
-    found = mean_over_images(Line(weight), iter(many.split(4000)), drawn_log_likelihood, torch.square)["weight"]
+    found = mean_over_images(Line(weight), drawn(many, 4000), drawn_log_likelihood, torch.square)["weight"]
     p = softmax(array(x @ weight.T))
     expected = ((p * (1 - p))[:, :, None] * array(x)[:, None, :] ** 2).mean(0)
     np.testing.assert_allclose(array(found), expected, rtol=0.08, atol=0.004)
@@ -380,7 +384,7 @@ def test_mas_importance_of_a_linear_model() -> None:
     """|∂‖Wx‖²/∂W_cj| = |2 (Wx)_c x_j|, averaged over images."""
     torch.manual_seed(0)
     weight, x = torch.randn(3, 2), torch.randn(40, 2)
-    found = mean_over_images(Line(weight), iter(x.split(16)), squared_length, Tensor.abs)["weight"]
+    found = mean_over_images(Line(weight), drawn(x, 16), squared_length, Tensor.abs)["weight"]
     expected = np.abs(2 * array(x @ weight.T)[:, :, None] * array(x)[:, None, :]).mean(0)
     np.testing.assert_allclose(array(found), expected, rtol=1e-5)
 
@@ -684,7 +688,7 @@ def test_replay_is_ce() -> None:
 
 @pytest.mark.parametrize("name", sorted(registry()))
 def test_contract(name: str) -> None:
-    check_method(name)
+    check_method(name, together=False)  # tests/test_processes.py has all of them together
 
 
 @dataclass(eq=False)
@@ -733,4 +737,4 @@ class Broken(Method):
 def test_contract_notices_a_broken_promise(how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry(), "broken", (Broken, {}))
     with pytest.raises(AssertionError, match=message):
-        check_method("broken", {"how": how})
+        check_method("broken", {"how": how}, together=False)

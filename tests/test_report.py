@@ -588,7 +588,7 @@ def test_a_hundred_classes_in_twenty_steps_are_small_and_quick(
     noise = draws.integers(256, size=(100 * 32, 10 * 32, 3), dtype=np.uint8)
     smooth = Image.fromarray(noise).resize((80, 800)).resize((320, 3200))  # about as detailed as small photographs
     smooth.save(directory / "gallery" / "exemplars.webp", quality=60)
-    gallery |= {"columns": 10, "edge": 32, "exemplars": [{"label": c, "kept": 20} for c in range(100)]}
+    gallery |= {"columns": 10, "rows": 100, "edge": 32, "exemplars": [{"label": c, "kept": 20} for c in range(100)]}
     (directory / "gallery" / "gallery.json").write_text(json.dumps(gallery))
     report(directory)
     assert (directory / "report.html").stat().st_size <= 2_000_000

@@ -20,9 +20,10 @@ from equipoise.errors import RunError, UsageError
 from equipoise.files import read_tensors, write_json, write_tensors
 from equipoise.learn.nets import SmallNet
 from equipoise.methods import registry
-from equipoise.study.experiment import Result, run
+from equipoise.study.experiment import Result
 from equipoise.study.progress import Reporter
 from equipoise.study.recipe import read_recipe, recipe_names, resolve
+from equipoise.study.run import run
 from equipoise.study.rundir import RunDir
 from tests.conftest import Quick, interruptible
 from tests.test_data import make_tree

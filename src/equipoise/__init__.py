@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from equipoise.data.herding import herd as herd
     from equipoise.learn.align import align_head as align_head
     from equipoise.learn.align import head_norms as head_norms
-    from equipoise.study.experiment import run as run
     from equipoise.study.report import report as report
+    from equipoise.study.run import run as run
 
 _HOME = {
     "IncrementalClassifier": "equipoise.app.classifier",
@@ -26,7 +26,7 @@ _HOME = {
     "head_norms": "equipoise.learn.align",
     "herd": "equipoise.data.herding",
     "report": "equipoise.study.report",
-    "run": "equipoise.study.experiment",
+    "run": "equipoise.study.run",
 }
 __all__ = ["IncrementalClassifier", "__version__", "align_head", "head_norms", "herd", "load", "report", "run"]
 

@@ -9,22 +9,27 @@ It learns a few handwritten digits many times over; a method on a small network 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from equipoise import ranks
 from equipoise.data.dataset import Dataset
 from equipoise.data.sources import load
 from equipoise.data.stream import Step
 from equipoise.errors import UsageError
+from equipoise.learn.journal import Silent
 from equipoise.learn.method import Method
-from equipoise.learn.trainer import Silent, learn_step
+from equipoise.learn.trainer import learn_step
 from equipoise.methods import lookup, make
 from equipoise.settings import describe
+from equipoise.study import processes
+from equipoise.study.evaluate import predict_all
 from equipoise.study.experiment import Experiment, execute
 from equipoise.study.progress import Reporter
 from equipoise.study.recipe import Settings, resolve
@@ -32,12 +37,17 @@ from equipoise.study.recipe import Settings, resolve
 State = dict[str, Tensor]
 
 
-def check_method(name: str, fields: Mapping[str, Any] | None = None) -> None:
-    """Raise an ``AssertionError`` that says which promise the method called ``name`` breaks."""
+def check_method(name: str, fields: Mapping[str, Any] | None = None, together: bool = True) -> None:
+    """Raise an ``AssertionError`` that says which promise the method called ``name`` breaks.
+
+    ``together`` starts two more processes, in which imports take a while: ``check_together`` does many methods in one.
+    """
     check_fields(name)
     trial = Trial(name, fields or {})
     for check in (check_steps, check_same_seed, check_load_goes_on, check_resume, check_extremes, check_forgets):
         check(trial)
+    if together:
+        check_together([trial])
 
 
 def check_fields(name: str) -> None:
@@ -250,3 +260,41 @@ def check_extremes(trial: Trial) -> None:
     scarce = trial.experiment(images=1, steps="2,2", classes=4)
     for index in (1, 2):
         learn(scarce, index)
+
+
+def check_together(trials: Sequence[Trial]) -> None:
+    """Two processes that learn together have the same bits and the same memory after every step, and judge as one."""
+    try:
+        processes.together(functools.partial(_learn_together, trials))
+    except RuntimeError as error:
+        raise AssertionError(str(error)) from error
+
+
+def _learn_together(trials: Sequence[Trial]) -> None:
+    """What each of the processes does."""
+    for trial in trials:
+        try:
+            experiment = trial.experiment()
+        except UsageError:
+            assert not make(trial.name).shares, (
+                f"{trial.name} refuses to be learned by two processes, yet says it shares"
+            )
+            continue
+        for index in range(1, len(experiment.stream) + 1):
+            learn(experiment, index)
+            _check_agreement(experiment, index)
+
+
+def _check_agreement(experiment: Experiment, index: int) -> None:
+    name = experiment.settings.method
+    state, rows = state_of(experiment.method), experiment.memory.rows()
+    first_state, first_rows = ranks.tell(lambda: (state, rows))
+    assert same(first_state, state), f"{name}: two processes have different weights after step {index}"
+    assert first_rows == rows, f"{name}: two processes remember different images after step {index}"
+    tests = experiment.stream.tests(experiment.stream[index])
+    said = predict_all(experiment.method, tests, experiment.augment, experiment.settings.runtime)
+    with ranks.alone():
+        alone = predict_all(experiment.method, tests, experiment.augment, experiment.settings.runtime)
+    for field in ("top1", "in_top5", "confidence"):
+        both = getattr(said, field), getattr(alone, field)
+        assert torch.equal(*both), f"{name}: two processes judge otherwise than one ({field})"

@@ -6,7 +6,6 @@ import os
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from PIL import Image
 
 from equipoise.app.model import Label
 from equipoise.app.pictures import identify
-from equipoise.data.images import FileStore, Images, TensorStore, decode, decoders
-from equipoise.data.sources.folder import ENDINGS
+from equipoise.data.images import FileStore, Images, TensorStore, decode, in_order
+from equipoise.data.index import ENDINGS
 from equipoise.errors import DataError
 
 IN_MEMORY = 2**30
@@ -178,8 +177,8 @@ def read(
     }
 
 
-def _decoded(files: Sequence[str], size: int, ahead: int = 256) -> Iterator[np.ndarray | DataError]:
-    """Each file decoded, or the error it met, in order; no more than ``ahead`` wait to be asked for."""
+def _decoded(files: Sequence[str], size: int) -> Iterator[np.ndarray | DataError]:
+    """Each file decoded, or the error it met, in order."""
 
     def one(file: str) -> np.ndarray | DataError:
         try:
@@ -187,14 +186,7 @@ def _decoded(files: Sequence[str], size: int, ahead: int = 256) -> Iterator[np.n
         except DataError as error:
             return error
 
-    with decoders() as pool:
-        waiting: list[Future[np.ndarray | DataError]] = []
-        for file in files:
-            waiting.append(pool.submit(one, file))
-            if len(waiting) >= ahead:
-                yield waiting.pop(0).result()
-        for future in waiting:
-            yield future.result()
+    return in_order(one, files)
 
 
 def _without_doubles(

@@ -82,8 +82,7 @@ class Model:
 
     def probabilities_of(self, images: Images) -> Tensor:
         """The same for images in a store, in batches."""
-        batches = run_over(self.method, self.method.predict, images, self.augment, self.settings.runtime)
-        return torch.cat([scores.softmax(1) for scores in batches])
+        return run_over(self.method, self.method.predict, images, self.augment, self.settings.runtime).softmax(1)
 
     def check_takes_pictures(self) -> None:
         """Refuse pictures from files where the model was taught with something else."""

@@ -19,7 +19,7 @@ import torch
 from equipoise.app.folder import printable
 from equipoise.app.model import Label, Model
 from equipoise.data.images import decode, decoders
-from equipoise.data.sources.folder import ENDINGS
+from equipoise.data.index import ENDINGS
 from equipoise.errors import DataError, UsageError
 
 BATCH = 64

@@ -14,8 +14,9 @@ from equipoise.app.model import Label, Model, collect, make_method
 from equipoise.data.images import Images, join
 from equipoise.data.stream import Step
 from equipoise.errors import UsageError
+from equipoise.learn.journal import Journal, Silent, Watcher
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.trainer import Fit, Journal, Silent, Watcher
+from equipoise.learn.trainer import Fit
 from equipoise.seeding import generator
 from equipoise.settings import build
 from equipoise.study.evaluate import Predictions, accuracy, confusion, error_split

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from equipoise.cli import model, study  # noqa: F401 - they add their commands
+from equipoise.cli import data, model, study  # noqa: F401 - they add their commands
 from equipoise.cli.base import app
 from equipoise.errors import EquipoiseError
 from equipoise.signals import undisturbed
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except CycloptsError as error:
         _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)")
     except EquipoiseError as error:
+        if type(error).__name__ == "ToldError":  # the first of several processes says it
+            sys.exit(2)
         _fail(str(error))
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # whoever read our output has left
@@ -58,6 +60,7 @@ def _load_engine(command: str) -> None:
     """Import torch where a command will; interrupted in the middle of that, it would leave ruins and tracebacks."""
     if command in ("methods", "datasets", "recipes", "report", "history", "card") or command not in app:
         return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # see study/processes.py; torch reads it once
     with undisturbed():
         importlib.import_module("torch")
 

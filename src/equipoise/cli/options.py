@@ -31,7 +31,15 @@ class Common:
         ),
     ] = None
     device: Annotated[str | None, Parameter(help="cpu, cuda, mps, …")] = None
-    threads: Annotated[int | None, Parameter(help="CPU threads.")] = None
+    threads: Annotated[int | None, Parameter(help="CPU threads of a process.")] = None
+    devices: Annotated[
+        int | None,
+        Parameter(help="Processes on each machine that learn together, each with a GPU of its own."),
+    ] = None
+    nodes: Annotated[int | None, Parameter(help="Machines that learn together: see docs/scale.md.")] = None
+    compile_: Annotated[
+        bool | None, Parameter(name="--compile", negative=(), help="Compile the network first (torch.compile).")
+    ] = None
     track: Annotated[
         str, Parameter(help="Tell trackers too, with commas between them: tensorboard, wandb, mlflow.")
     ] = ""
@@ -48,6 +56,9 @@ class Common:
             ("stream", "order", literal(self.order) if self.order and "," in self.order else self.order),
             ("runtime", "device", self.device),
             ("runtime", "threads", self.threads),
+            ("runtime", "devices", self.devices),
+            ("runtime", "nodes", self.nodes),
+            ("runtime", "compile", self.compile_),
         ]
         for section, name, value in named:
             if value is not None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from equipoise.cli.base import STUDIES, Flag, app
+from equipoise.cli.launch import Launch
 from equipoise.cli.options import Common, Options, step_count
 from equipoise.errors import EquipoiseError, RunError, UsageError
 
 NO_OPTIONS = Options()
 Shared = Annotated[Options, Parameter(name="*")]
+HERE = Launch()
+Launched = Annotated[Launch, Parameter(name="*")]
 
 
 @app.command(group=STUDIES)
@@ -48,23 +52,29 @@ def run(
     dry_run
         Show what would be learned, and how long it would take, and stop.
     """
-    from equipoise.study.experiment import Experiment, default_directory, estimate, execute, load_data
-    from equipoise.study.progress import Together, make_reporter
+    from equipoise.study.experiment import Experiment, default_directory, estimate, load_data
+    from equipoise.study.processes import Work, launch, speaks
     from equipoise.study.recipe import resolve
     from equipoise.study.trackers import make_trackers
 
     settings = resolve(dataset, method, options.recipe, seed, options.overrides())
-    trackers = make_trackers(options.track)
     if dry_run:
         _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json, estimate)
         return
-    reporter = Together(make_reporter(json, quiet), *trackers)
-    try:
-        out = out or default_directory(settings)
-        execute(settings, out, lambda: load_data(settings, options.data_root), reporter)
-    finally:
-        reporter.close()
-    _add_page(out, silent=json)
+    make_trackers(options.track)  # a wrong name is found before anything starts
+    out = out or default_directory(settings)
+    load = partial(load_data, settings, options.data_root)
+    launch(Work(settings, out, load, partial(_reporter, json, quiet, options.track)))
+    if speaks():
+        _add_page(out, silent=json)
+
+
+def _reporter(json: bool, quiet: bool, track: str) -> Any:
+    """Whoever is told of a run."""
+    from equipoise.study.progress import Together, make_reporter
+    from equipoise.study.trackers import make_trackers
+
+    return Together(make_reporter(json, quiet), *make_trackers(track))
 
 
 def _add_page(directory: Path, silent: bool) -> None:
@@ -119,6 +129,7 @@ def compare(
     steps: Annotated[list[str] | None, Parameter(negative=())] = None,
     out: Path = Path("runs/compare"),
     options: Annotated[Common, Parameter(name="*")] = NO_OPTIONS,
+    launch: Launched = HERE,
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
@@ -146,7 +157,7 @@ def compare(
     names = [name.strip() for name in methods.split(",")]
     counts = [step_count(text) for text in steps or []]
     cells = plan(dataset, names, _seeds(seeds), counts, recipe=options.recipe, overrides=options.overrides())
-    _compare(cells, None, out, options, json, quiet)
+    _compare(cells, None, out, options, launch, json, quiet)
 
 
 @app.command(group=STUDIES)
@@ -157,6 +168,7 @@ def ablate(
     seeds: str = "0",
     out: Path = Path("runs/ablate"),
     options: Shared = NO_OPTIONS,
+    launch: Launched = HERE,
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
@@ -181,7 +193,7 @@ def ablate(
 
     overrides = options.overrides()
     cells, panels = plan_ablation(dataset, method, _seeds(seeds), recipe=options.recipe, overrides=overrides)
-    _compare(cells, panels, out, options, json, quiet)
+    _compare(cells, panels, out, options, launch, json, quiet)
 
 
 def _seeds(text: str) -> list[int]:
@@ -191,24 +203,21 @@ def _seeds(text: str) -> list[int]:
         raise UsageError(f"seeds '{text}' cannot be read: give whole numbers, as 0,1,2") from error
 
 
-def _compare(cells: Any, panels: Any, out: Path, options: Common, json: bool, quiet: bool) -> None:
+def _compare(cells: Any, panels: Any, out: Path, options: Common, launch: Launch, json: bool, quiet: bool) -> None:
     """Run all cells and show them side by side."""
     from rich.console import Console
     from rich.markup import escape
 
-    from equipoise.study.compare import Onlooker, SideBySide
+    from equipoise.study.compare import Board, Onlooker, SideBySide
     from equipoise.study.compare import compare as run_all
     from equipoise.study.tables import comparison, notes
-    from equipoise.study.trackers import make_trackers
 
-    trackers = make_trackers(options.track)
-    onlooker = Onlooker() if json or quiet else SideBySide()
+    launcher = launch.make(out, options.track)
+    onlooker = Onlooker() if json or quiet else SideBySide() if launch.launcher == "local" else Board()
     try:
-        table = run_all(cells, out, panels=panels, data_root=options.data_root, onlooker=onlooker, trackers=trackers)
+        table = run_all(cells, out, panels=panels, data_root=options.data_root, onlooker=onlooker, launcher=launcher)
     finally:
         onlooker.close()
-        for tracker in trackers:
-            tracker.close()
     if json:
         print(json_module.dumps(table))
     else:

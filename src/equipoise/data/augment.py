@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from equipoise.data.images import Images
 from equipoise.errors import UsageError
 
+DRAWS = 9
+"""Random numbers an image: four for the crop, two for the shift, one each for mirror, brightness and contrast."""
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -43,19 +46,18 @@ class Augment:
         if {len(self.mean), len(self.std)} - {1, channels}:
             raise UsageError(f"augment.mean and augment.std need a value for each of the {channels} channels")
 
-    def batch(self, images: Images, where: Tensor, generator: torch.Generator) -> Tensor:
-        """A training batch: read, varied, normalised."""
-        crops = torch.rand((len(where), 4), generator=generator) if self.resized_crop else None
-        pixels = images.read(where, crops)
-        if self.pad or self.flip:
-            pixels = shift_and_mirror(pixels, self.pad, self.flip, generator)
-        if self.brightness or self.contrast:
-            pixels = relight(pixels, self.brightness, self.contrast, generator)
-        return self.normalise(pixels)
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """The randomness of ``count`` images, from 0 to 1. A row decides all of an image, whoever decodes it."""
+        return torch.rand((count, DRAWS), generator=generator)
 
-    def plain_batch(self, images: Images, where: Tensor, generator: torch.Generator) -> Tensor:
-        """A training batch without variation."""
-        return self.plain(images, where)
+    def batch(self, images: Images, where: Tensor, draws: Tensor) -> Tensor:
+        """A training batch: read, varied as each image's row of ``draws`` says, normalised."""
+        pixels = images.read(where, draws[:, :4] if self.resized_crop else None)
+        if self.pad or self.flip:
+            pixels = shift_and_mirror(pixels, self.pad, self.flip, draws[:, 4:7])
+        if self.brightness or self.contrast:
+            pixels = relight(pixels, self.brightness, self.contrast, draws[:, 7:9])
+        return self.normalise(pixels)
 
     def plain(self, images: Images, where: Tensor) -> Tensor:
         """An evaluation batch: read and normalised, nothing else."""
@@ -70,23 +72,22 @@ class Augment:
         return pixels.float().sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
 
 
-def shift_and_mirror(pixels: Tensor, pad: int, flip: bool, generator: torch.Generator) -> Tensor:
+def shift_and_mirror(pixels: Tensor, pad: int, flip: bool, draws: Tensor) -> Tensor:
     """Zero-pad, cut each image out at its own random place, and mirror half of them: one gather for all."""
     count, channels, height, width = pixels.shape
     padded = F.pad(pixels, (pad,) * 4)
-    down, right = torch.randint(2 * pad + 1, (2, count, 1), generator=generator)
+    down, right = (draws[:, :2] * (2 * pad + 1)).long().clamp_(max=2 * pad).T[:, :, None]
     rows, columns = torch.arange(height).expand(count, -1), torch.arange(width).expand(count, -1)
     if flip:
-        mirrored = torch.rand((count, 1), generator=generator) < 0.5
-        columns = torch.where(mirrored, width - 1 - columns, columns)
+        columns = torch.where(draws[:, 2:3] < 0.5, width - 1 - columns, columns)
     places = (rows + down)[:, :, None] * (width + 2 * pad) + (columns + right)[:, None, :]
     flat = places.view(count, 1, -1).expand(-1, channels, -1)
     return padded.flatten(2).gather(2, flat).view(pixels.shape)
 
 
-def relight(pixels: Tensor, brightness: float, contrast: float, generator: torch.Generator) -> Tensor:
+def relight(pixels: Tensor, brightness: float, contrast: float, draws: Tensor) -> Tensor:
     """Another light and another contrast for each image."""
-    shift, factor = torch.rand((2, len(pixels), 1, 1, 1), generator=generator) * 2 - 1
+    shift, factor = (draws * 2 - 1).T[:, :, None, None, None]
     values = pixels.float()
     mean = values.mean((1, 2, 3), keepdim=True)
     lit = (values - mean) * (1 + contrast * factor) + mean + 255 * brightness * shift

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image
 from torch import Tensor
 
+from equipoise.data.index import Index
 from equipoise.errors import DataError, UsageError
 
+T = TypeVar("T")
+R = TypeVar("R")
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
@@ -82,9 +86,9 @@ class TensorStore:
 class FileStore:
     """Image files, decoded to RGB of one size when read. Threads suffice: Pillow decodes without the GIL."""
 
-    def __init__(self, paths: Sequence[str | Path], size: int, margin: float = 1.0) -> None:
+    def __init__(self, files: Index | Sequence[str | Path], size: int, margin: float = 1.0) -> None:
         check_size(size)
-        self.paths = [str(path) for path in paths]
+        self.index = files if isinstance(files, Index) else Index.of(files)
         self.size, self.margin = size, margin
 
     @cached_property
@@ -100,14 +104,14 @@ class FileStore:
         return torch.uint8
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.index)
 
     def fingerprint(self) -> bytes:
         # names of file and class folder: sizes would cost a look at each of 1.28 million files
-        return digest("\n".join("/".join(path.rsplit(os.sep, 2)[-2:]) for path in self.paths).encode())
+        return digest(self.index.text())
 
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
-        paths = [self.paths[row] for row in rows.tolist()]
+        paths = self.index.paths(rows.numpy())
         draws = [None] * len(paths) if crops is None else crops.tolist()
         images = list(self._pool.map(lambda path, draw: decode(path, self.size, draw, self.margin), paths, draws))
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
@@ -121,6 +125,18 @@ def check_size(size: int) -> None:
 def decoders() -> ThreadPoolExecutor:
     """Threads that decode: as many as cores, for Pillow holds no lock while it works."""
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="decode")
+
+
+def in_order(work: Callable[[T], R], things: Iterable[T], ahead: int = 256) -> Iterator[R]:
+    """``work`` done on each thing by the decoding threads; no more than ``ahead`` answers wait to be asked for."""
+    with decoders() as pool:
+        waiting: deque[Future[R]] = deque()
+        for thing in things:
+            waiting.append(pool.submit(work, thing))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def decode(source: str | BinaryIO, size: int, draw: Sequence[float] | None = None, margin: float = 1.0) -> np.ndarray:
@@ -140,12 +156,14 @@ def square(picture: Image.Image, size: int, draw: Sequence[float] | None = None,
     """A picture of any mode as size × size RGB, upright, what is transparent made white."""
     box = _centre(picture.size, margin) if draw is None else _random_box(picture.size, draw)
     # JPEG decodes to a half, quarter or eighth when the crop stays at least as large as asked for
-    scale = (box[2] - box[0]) / size
+    scale = min(box[2] - box[0], box[3] - box[1]) / size
     if scale >= 2 and picture.format == "JPEG":
         full = picture.size
         picture.draft("RGB", (int(full[0] / scale), int(full[1] / scale)))
         across, down = picture.size[0] / full[0], picture.size[1] / full[1]
         box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    # rounding may have moved an edge out of the picture by the last bit, which Pillow refuses
+    box = max(box[0], 0), max(box[1], 0), min(box[2], picture.size[0]), min(box[3], picture.size[1])
     turn = TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
     small = _rgb(picture).resize((size, size), Image.Resampling.BILINEAR, box)
     return small if turn is None else small.transpose(turn)  # a square turns in its place
@@ -169,7 +187,7 @@ def _rgb(picture: Image.Image) -> Image.Image:
     if picture.has_transparency_data:  # what lies behind a transparent pixel is arbitrary, often black
         seen = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
-    return picture.convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 def _centre(size: tuple[int, int], margin: float) -> Box:
@@ -190,7 +208,7 @@ def _random_box(size: tuple[int, int], draw: Sequence[float]) -> Box:
     shrink = min(1.0, width / w, height / h)
     w, h = w * shrink, h * shrink
     left, top = (width - w) * draw[2], (height - h) * draw[3]
-    return left, top, min(left + w, width), min(top + h, height)
+    return left, top, left + w, top + h
 
 
 class JoinedStore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise import ranks
 from equipoise.data.herding import herd
 from equipoise.data.images import Images, Store, join
 from equipoise.errors import UsageError
 from equipoise.seeding import Key, generator
+
+TOGETHER = 16_384
+"""Images, at least, whose features are computed at a time: 64 MB of 512 doubles each."""
 
 
 @dataclass
@@ -54,15 +58,17 @@ class Memory:
 
     def choose(self, images: Images, quota: int, features: Callable[[Images], Tensor], key: Key) -> dict[int, Images]:
         """The best ``quota`` images of each class in ``images``, in order; the memory stays as it is."""
-        normal = F.normalize(features(images).double(), dim=1) if self.selection == "herding" else None
-        chosen = {}
-        for label in images.labels.unique().tolist():
-            mine = (images.labels == label).nonzero().flatten()
-            if normal is not None:
-                order = herd(normal[mine], quota)
+        chosen: dict[int, Images] = {}
+        for part, sizes in _some_classes(images):
+            classes = part.labels.split(sizes)
+            if self.selection == "herding":
+                normal = F.normalize(features(part).double(), dim=1)
+                orders = ranks.tell(lambda: [herd(mine, quota) for mine in normal.split(sizes)])  # noqa: B023
             else:
-                order = torch.randperm(len(mine), generator=generator(*key, "exemplars", label))[:quota]
-            chosen[label] = images.select(mine[order])
+                orders = [_shuffled(mine, key)[:quota] for mine in classes]
+            starts = torch.tensor([0, *sizes]).cumsum(0)
+            for start, mine, order in zip(starts.tolist(), classes, orders, strict=False):
+                chosen[int(mine[0])] = part.select(start + order)
         return chosen
 
     def keep(self, classes: Tensor) -> None:
@@ -88,3 +94,23 @@ class Memory:
     def restore(self, rows: Iterable[tuple[int, list[int]]], store: Store) -> None:
         """Take up what ``rows`` told."""
         self.kept = {label: Images(store, torch.tensor(mine), torch.full((len(mine),), label)) for label, mine in rows}
+
+
+def _some_classes(images: Images) -> Iterator[tuple[Images, list[int]]]:
+    """The images class by class, a few classes at a time, with the size of each.
+
+    Never all: the features of ImageNet's 1.28 million images would not fit in memory.
+    """
+    by_class = images.labels.argsort(stable=True)
+    sizes = [size for size in torch.bincount(images.labels).tolist() if size]
+    start, group = 0, []
+    for number, size in enumerate(sizes, 1):
+        group.append(size)
+        if sum(group) >= TOGETHER or number == len(sizes):
+            stop = start + sum(group)
+            yield images.select(by_class[start:stop]), group
+            start, group = stop, []
+
+
+def _shuffled(labels: Tensor, key: Key) -> Tensor:
+    return torch.randperm(len(labels), generator=generator(*key, "exemplars", int(labels[0])))

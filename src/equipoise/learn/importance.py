@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from equipoise import ranks
 from equipoise.learn.method import Method
 from equipoise.learn.nets import Architecture
 
@@ -71,13 +72,13 @@ class Consolidating(Method):
 
 def mean_over_images(
     method: Method,
-    batches: Iterator[Tensor],
+    batches: Iterator[tuple[Tensor, Tensor]],
     scalar: Callable[[Tensor, Tensor], Tensor],
     measure: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor]:
     """For each weight the mean over images of ``measure`` of the gradient of ``scalar(scores, draw)``, one by one.
 
-    ``draw`` is a uniform random number, another for each image.
+    ``batches`` are this process's images with a uniform random number each, the ``draw``.
     """
     method.eval()
     weights = {name: weight.detach() for name, weight in method.named_parameters()}
@@ -88,13 +89,13 @@ def mean_over_images(
         return scalar(scores[0], draw)
 
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    count = 0
-    for batch in batches:
+    count = torch.zeros(())
+    for batch, draws in batches:
         count += len(batch)
-        draws = torch.rand(len(batch), device=batch.device)
         for name, gradients in vmap(grad(of_one), in_dims=(None, 0, 0))(weights, batch, draws).items():
             total[name] += measure(gradients).sum(0)
-    return {name.replace(".", "_"): value / count for name, value in total.items()}
+    images = int(ranks.total(count))
+    return {name.replace(".", "_"): ranks.total(value) / images for name, value in total.items()}
 
 
 class _Scores(nn.Module):

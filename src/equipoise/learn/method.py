@@ -46,6 +46,8 @@ class Method(nn.Module):
     """Whether ``end`` changes predictions (then they are also evaluated before it)."""
     needs_exemplars: ClassVar[bool] = False
     """Whether it cannot work with an empty memory."""
+    shares: ClassVar[bool] = True
+    """Whether several processes can learn it together, each from a share of every batch."""
     final_relu: ClassVar[bool] = True
     """Whether the backbone's features end in a ReLU."""
 

@@ -4,69 +4,35 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from equipoise import ranks
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images
+from equipoise.data.images import Images, TensorStore
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.errors import RunError
 from equipoise.learn.clock import Clock
+from equipoise.learn.journal import Journal, Silent, StageState, Watcher, capture, restore
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.seeding import Key, generator, seed_everything
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+T = TypeVar("T")
+
 EVALUATION_BATCH = 256
 CHUNK = 2**20
 """Values that are augmented at a time: 4 MB of floats, some 340 images of 32×32."""
-
-
-@dataclass
-class StageState:
-    """A training stage after some whole epochs: enough to go on as if it had never stopped."""
-
-    epochs: int
-    seconds: float
-    tensors: dict[str, Tensor]
-
-
-class Journal(Protocol):
-    """Where stages are kept while a step is under way."""
-
-    def load(self, stage: int) -> StageState | None: ...
-
-    def save(self, stage: int, state: StageState) -> None: ...
-
-
-class Watcher(Protocol):
-    """Who is told how training goes."""
-
-    def stage(self, name: str, epochs: int, images: int, done: int) -> None: ...
-
-    def batch(self, images: int) -> None: ...
-
-    def epoch(self, epoch: int, loss: float, lr: float) -> None: ...
-
-
-class Silent:
-    """A watcher and a journal that do nothing."""
-
-    def stage(self, name: str, epochs: int, images: int, done: int) -> None: ...
-
-    def batch(self, images: int) -> None: ...
-
-    def epoch(self, epoch: int, loss: float, lr: float) -> None: ...
-
-    def load(self, stage: int) -> StageState | None:
-        return None
-
-    def save(self, stage: int, state: StageState) -> None: ...
 
 
 @dataclass
@@ -96,7 +62,7 @@ class Fit:
     def __call__(
         self,
         images: Images,
-        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        loss: Loss | None = None,
         schedule: Schedule | None = None,
         parameters: Iterable[nn.Parameter] | None = None,
         name: str = "train",
@@ -114,20 +80,20 @@ class Fit:
         if parameters is None:
             parameters = (p for p in self.method.parameters() if p.requires_grad)
         optimizer = schedule.make_optimizer(list(parameters))
-        done = self.journal.load(stage)
+        done = ranks.tell(lambda: self.journal.load(stage))
         if done is not None:
-            _restore(self.method, optimizer, done.tensors)
+            restore(self.method, optimizer, done.tensors)
             self.seconds += done.seconds
             self.carried += done.seconds
         start = done.epochs if done is not None else 0
         spent = done.seconds if done is not None else 0.0
         self.watcher.stage(name, schedule.epochs, len(images), start)
         self.images_seen += schedule.epochs * len(images)
+        together = _together(self.method, loss or self.method.loss, self.runtime)
         for epoch in range(start, schedule.epochs):
             began = time.perf_counter()
             self.method.train(not frozen)
-            draw = self.augment.batch if augment else self.augment.plain_batch
-            mean = self._epoch(images, loss or self.method.loss, schedule, optimizer, draw, (*self.key, stage), epoch)
+            mean = self._epoch(images, together, schedule, optimizer, augment, (*self.key, stage), epoch)
             if not math.isfinite(mean):
                 raise RunError(
                     f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}: "
@@ -135,44 +101,74 @@ class Fit:
                 )
             took = time.perf_counter() - began
             spent, self.seconds = spent + took, self.seconds + took
-            with self.clock("checkpoint"):
-                self.journal.save(stage, StageState(epoch + 1, spent, _capture(self.method, optimizer)))
+            if ranks.first():
+                with self.clock("checkpoint"):
+                    self.journal.save(stage, StageState(epoch + 1, spent, capture(self.method, optimizer)))
             self.watcher.epoch(epoch + 1, mean, schedule.lr_at(epoch + 1))
+        seed_everything(*self.key, stage, "after")  # the same whether the stage was trained or taken up whole
 
     def _epoch(
         self,
         images: Images,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         schedule: Schedule,
         optimizer: torch.optim.Optimizer,
-        draw: Callable[[Images, Tensor, torch.Generator], Tensor],
+        augment: bool,
         key: Key,
         epoch: int,
     ) -> float:
-        """One pass over the images; returns the mean loss."""
-        draws = generator(*key, "epoch", epoch)
-        seed_everything(*key, "epoch", epoch, "global")
+        """One pass over the images; returns the mean loss.
+
+        Every process knows all batches and learns from its share of each: whatever their number, a batch is the
+        schedule's, and an image is varied in the same way.
+        """
+        random = generator(*key, "epoch", epoch)
+        seed_everything(*key, "epoch", epoch, "process", ranks.rank())
         method, runtime = self.method, self.runtime
-        batches = _batches(len(images), schedule.batch_size, draws)
+        batches = _batches(len(images), schedule.batch_size, random)
+        draws = self.augment.draw(len(images), random) if augment else None
+        shares = [ranks.share(batch) for batch in batches]
         total = torch.zeros((), device=runtime.device)
-        for number, (pixels, where) in enumerate(_drawn(images, batches, draw, draws)):
-            x, y = runtime.move(pixels), runtime.move(images.labels[where])
+        for number, (batch, mine, pixels) in enumerate(
+            zip(batches, shares, self._drawn(images, shares, draws), strict=True)
+        ):
+            x, y = runtime.move(pixels), runtime.move(images.labels[mine])
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr_at(epoch + number / len(batches))
             optimizer.zero_grad(set_to_none=True)
-            with runtime.autocast():
-                value = loss(x, y)
-            value.backward()
+            with ranks.company():
+                with runtime.autocast():
+                    value = loss(x, y) * ranks.weight(batch)
+                value.backward()
             method.after_backward()
             optimizer.step()
             method.after_update()
             total += value.detach()
-            self.watcher.batch(len(where))
-        return total.item() / len(batches)
+            self.watcher.batch(len(batch))
+        ranks.settle(method)
+        return ranks.total(total).item() / len(batches) / ranks.world()
+
+    def _drawn(self, images: Images, shares: list[Tensor], draws: Tensor | None) -> Iterator[Tensor]:
+        """Training batches, made several at a time: small batches cost more in calls than in pixels."""
+        channels, height, width = images.store.shape
+        together = max(1, CHUNK // (len(shares[0]) * channels * height * width))
+
+        def made() -> Iterator[Iterable[Tensor]]:
+            for first in range(0, len(shares), together):
+                group = shares[first : first + together]
+                where = torch.cat(group)
+                if draws is None:
+                    pixels = self.augment.plain(images, where)
+                else:
+                    pixels = self.augment.batch(images, where, draws[where])
+                yield pixels.split([len(mine) for mine in group])
+
+        for group in _ahead(made(), images):
+            yield from group
 
     def over(self, images: Images, function: Callable[[Tensor], Tensor]) -> Tensor:
         """``function`` of all images, un-augmented, in evaluation mode: one row an image."""
-        return torch.cat(list(run_over(self.method, function, images, self.augment, self.runtime)))
+        return run_over(self.method, function, images, self.augment, self.runtime)
 
     def features(self, images: Images) -> Tensor:
         features = self.over(images, self.method.features)
@@ -183,11 +179,14 @@ class Fit:
             )
         return features
 
-    def sample(self, images: Images, count: int, batch: int = 32) -> Iterator[Tensor]:
-        """Batches of ``count`` of the images, drawn at random, un-augmented."""
-        chosen = torch.randperm(len(images), generator=generator(*self.key, "sample"))[:count]
-        for where in chosen.split(batch):
-            yield self.runtime.move(self.augment.plain(images, where))
+    def sample(self, images: Images, count: int, batch: int = 32) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's batches of ``count`` of the images, drawn at random, un-augmented, with a number 0–1 each."""
+        random = generator(*self.key, "sample")
+        chosen = torch.randperm(len(images), generator=random)[:count]
+        numbers = torch.rand(len(chosen), generator=random)
+        pairs = list(zip(chosen.split(batch), numbers.split(batch), strict=True))
+        for where, draws in pairs[ranks.rank() :: ranks.world()]:
+            yield self.runtime.move(self.augment.plain(images, where)), self.runtime.move(draws)
 
     @property
     def clock(self) -> Clock:
@@ -217,7 +216,7 @@ def learn_step(fit: Fit, judge: Callable[[], None]) -> dict[str, float]:
     method.clock = Clock()
     seed_everything(*fit.key, "begin")
     method.begin(step, fit)
-    method.to(fit.runtime.device)
+    fit.runtime.place(method)
     if fit.images is not None:
         fit(fit.images)
     with fit.clock("evaluation"):
@@ -232,17 +231,37 @@ def learn_step(fit: Fit, judge: Callable[[], None]) -> dict[str, float]:
 
 def run_over(
     method: Method, function: Callable[[Tensor], Tensor], images: Images, augment: Augment, runtime: Runtime
-) -> Iterator[Tensor]:
-    """``function`` of all images, in order and in batches, in evaluation mode and without gradients."""
+) -> Tensor:
+    """``function`` of all images, in order, in evaluation mode and without gradients: one row an image.
+
+    Processes share whole batches, so that a row is the same to the bit however many they are.
+    """
     method.eval()
-    for where in torch.arange(len(images)).split(EVALUATION_BATCH):
+    batches = torch.arange(len(images)).split(EVALUATION_BATCH)
+    numbers = range(ranks.rank(), len(batches), ranks.world())
+    read = _ahead((augment.plain(images, batches[number]) for number in numbers), images)
+    mine: dict[int, Tensor] = {}
+    for number, pixels in zip(numbers, read, strict=True):
         with torch.no_grad(), runtime.autocast():
-            yield function(runtime.move(augment.plain(images, where))).float().cpu()
+            mine[number] = function(runtime.move(pixels)).float().cpu()
+    return ranks.rows(mine, [len(batch) for batch in batches])
 
 
-def _batches(count: int, size: int, draws: torch.Generator) -> list[Tensor]:
+def _ahead(items: Iterator[T], images: Images) -> Iterator[T]:
+    """The same items; where images must be decoded, the next is made while one is used."""
+    if isinstance(images.store, TensorStore):
+        yield from items
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as maker:
+        coming = maker.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = maker.submit(next, items, None)
+            yield item
+
+
+def _batches(count: int, size: int, random: torch.Generator) -> list[Tensor]:
     """A random order, cut into batches. A last batch of one image joins the one before, for batch norm's sake."""
-    order = torch.randperm(count, generator=draws)
+    order = torch.randperm(count, generator=random)
     if count == 1:
         order = order.repeat(2)
     batches = list(order.split(size))
@@ -251,37 +270,28 @@ def _batches(count: int, size: int, draws: torch.Generator) -> list[Tensor]:
     return batches
 
 
-def _drawn(
-    images: Images,
-    batches: list[Tensor],
-    draw: Callable[[Images, Tensor, torch.Generator], Tensor],
-    draws: torch.Generator,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Augmented batches, made several at a time: small batches cost more in calls than in pixels."""
-    channels, height, width = images.store.shape
-    together = max(1, CHUNK // (len(batches[0]) * channels * height * width))
-    for first in range(0, len(batches), together):
-        group = batches[first : first + together]
-        pixels = draw(images, torch.cat(group), draws)
-        yield from zip(pixels.split([len(where) for where in group]), group, strict=True)
+class _Forward(nn.Module):
+    """A loss as a forward pass."""
+
+    def __init__(self, method: Method, loss: Loss) -> None:
+        super().__init__()
+        self.method, self.loss = method, loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(x, y)
 
 
-def _capture(method: Method, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The method's and the optimizer's whole state, flat."""
-    tensors = {f"method.{name}": value for name, value in method.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items() if value is not None}
-    return tensors
-
-
-def _restore(method: Method, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    method.load_state_dict({k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")})
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for name, value in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, what = name.split(".")
-            parameter = parameters[int(index)]
-            # the fused update walks raw memory, so momentum must have its parameter's layout (channels-last)
-            like = parameter if value.shape == parameter.shape else value
-            own = torch.empty_like(like, device=parameter.device)
-            optimizer.state[parameter][what] = own.copy_(value)
+def _together(method: Method, loss: Loss, runtime: Runtime) -> Loss:
+    """The loss, with gradients that become the mean over all processes as they are computed."""
+    if ranks.world() == 1:
+        return loss
+    device = torch.device(runtime.device)
+    warnings.filterwarnings("ignore", "Grad strides do not match")  # of a grey image's layer, where both are the same
+    with ranks.company(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renames broadcast_buffers, older ones know no other
+        return DistributedDataParallel(
+            _Forward(method, loss),
+            device_ids=None if device.type == "cpu" else [device],
+            broadcast_buffers=False,  # statistics are averaged once an epoch instead
+            find_unused_parameters=True,  # a stage may train a part of the network only
+        )

@@ -14,6 +14,7 @@ from equipoise.learn.balance import balanced
 from equipoise.learn.losses import distill, distill_each
 from equipoise.learn.method import Method
 from equipoise.learn.schedule import Schedule
+from equipoise.seeding import Key, number
 
 if TYPE_CHECKING:
     from equipoise.learn.trainer import Fit
@@ -47,6 +48,7 @@ class EEIL(Method):
         super().__post_init__()
         self.updates: Tensor
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+        self.key: Key = ()
 
     def lesson(self, x: Tensor) -> Tensor:
         return self.scores(x)
@@ -54,13 +56,13 @@ class EEIL(Method):
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)
         self.updates.zero_()
+        self.key, self.batch = fit.key, fit.schedule.batch_size
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return self.joined_loss(self.scores(x), x, y)
 
     def joined_loss(self, scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Eq. 1: cross-entropy over all heads joined, and for each old head a distillation of its own."""
-        self.batch = len(x)
         loss = F.cross_entropy(scores, y)
         if self.teacher is None:
             return loss
@@ -72,10 +74,13 @@ class EEIL(Method):
             return
         # the paper adds noise to the gradient summed over a batch; ours is a mean
         deviation = (self.noise / (1 + int(self.updates)) ** self.noise_decay) ** 0.5 / self.batch
+        # by number, not from the global generator: every process must add the same
+        random = torch.Generator(self.updates.device).manual_seed(number(*self.key, "noise", int(self.updates)))
         self.updates += 1
         for weight in self.parameters():
             if weight.grad is not None:
-                weight.grad.add_(torch.randn_like(weight.grad), alpha=deviation)
+                drawn = torch.empty_like(weight.grad).normal_(generator=random)
+                weight.grad.add_(drawn, alpha=deviation)
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         images = balanced(fit)

@@ -7,24 +7,24 @@ compare.tex   the means, for a paper
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
-from equipoise.data.dataset import Dataset
 from equipoise.errors import EquipoiseError, UsageError
 from equipoise.files import write_json, write_text
-from equipoise.study.experiment import Experiment, Result, execute, load_data
-from equipoise.study.progress import Reporter, Start, Table, Together, duration
+from equipoise.study.experiment import Experiment, Result
+from equipoise.study.launch import Data, Job, Launcher, Local, Watcher, Whereabouts
+from equipoise.study.progress import Start, Table, duration, summed_up
 from equipoise.study.publish import comparison_csv, comparison_latex
 from equipoise.study.recipe import Settings, resolve
 from equipoise.study.rundir import RunDir
@@ -32,7 +32,6 @@ from equipoise.study.tables import FIGURES, comparison, in_steps
 
 FORMAT = 1
 Overrides = Mapping[str, Mapping[str, Any]]
-Load = Callable[[Settings], Dataset]
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,10 @@ class Cell:
     variant: str
     """The method, and what was changed in it."""
     settings: Settings
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.settings.seed}"
 
     @property
     def steps(self) -> str:
@@ -115,7 +118,7 @@ class Standing:
         return f"{self.done} of {self.runs} runs done{failed}{left}"
 
 
-class Onlooker(Reporter):
+class Onlooker(Watcher):
     """Hears of every run, and of the comparison after each; says only what failed."""
 
     def standing(self, standing: Standing) -> None:
@@ -123,12 +126,13 @@ class Onlooker(Reporter):
 
     def failed(self, cell: Cell, error: EquipoiseError) -> None:
         """A run could not be finished."""
-        print(f"equipoise: {cell.label}, seed {cell.settings.seed} failed: {error}", file=sys.stderr)
+        print(f"equipoise: {cell.name} failed: {error}", file=sys.stderr)
 
 
 class SideBySide(Table, Onlooker):
     """Each run's table; on a terminal the comparison so far stands above the progress bar, in a pipe a line a run."""
 
+    deputy = Table
     board: RenderableType | None = None
 
     def standing(self, standing: Standing) -> None:
@@ -149,6 +153,46 @@ class SideBySide(Table, Onlooker):
             self.progress.get_renderables = lambda: (board, *bars())  # type: ignore[method-assign]
 
 
+class Board(SideBySide):
+    """For runs that others make: the comparison so far and where each run is; in a pipe a line or two a run."""
+
+    live: Live | None = None
+    runs: Sequence[Whereabouts] = ()
+    seconds_left: float | None = None
+
+    def standing(self, standing: Standing) -> None:
+        self.latest = standing
+        left = self.seconds_left if standing.done < standing.runs else None
+        super().standing(replace(standing, seconds_left=left))
+        if self.console.is_terminal:
+            if self.live is None:
+                self.live = Live(console=self.console, transient=True, auto_refresh=False)
+                self.live.start()
+            self.live.update(Group(self.board or "", *self._places()), refresh=True)
+
+    def under_way(self, runs: Sequence[Whereabouts], seconds_left: float | None) -> None:
+        self.runs, self.seconds_left = runs, seconds_left
+        if self.console.is_terminal:
+            self.standing(self.latest)
+
+    def _places(self) -> list[Text]:
+        """As many runs as there is room for; those that wait are only counted."""
+        places = [f"{run.name}: {run.place}" for run in self.runs if run.place]
+        room = max(self.console.height - len(self.console.render_lines(self.board or "")) - 3, 1)
+        more = len(self.runs) - min(len(places), room)
+        shown = [*places[:room], *([f"{more} more" if places else f"{more} waiting"] if more else [])]
+        return [Text(f"  {place}", style="dim") for place in shown]
+
+    def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
+        if not self.console.is_terminal:
+            self.console.print(f"{directory}: {summed_up(summary)}", markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+
 def compare(
     cells: Sequence[Cell],
     out: Path,
@@ -156,69 +200,64 @@ def compare(
     panels: Sequence[Mapping[str, Any]] | None = None,
     data_root: str | Path | None = None,
     onlooker: Onlooker | None = None,
-    trackers: Sequence[Reporter] = (),
+    launcher: Launcher | None = None,
 ) -> dict[str, Any]:
-    """Run every cell that is not yet in ``out``; returns what compare.json holds, which is written after each run.
+    """Make every run that is not yet in ``out``; returns what compare.json holds, which is written after each run.
 
-    A run that fails is left out and told under "failed"; the others go on.
+    A run that fails is left out and told under "failed"; the others go on. ``launcher`` says who makes the runs:
+    this process unless told.
     """
-    onlooker = onlooker or Onlooker()
-    reporter = Together(onlooker, *trackers)
-    load = _load_once(data_root)
-    _check(cells, out, load)
-    finished: list[tuple[Cell, Result]] = []
-    failed: list[dict[str, Any]] = []
-    onlooker.standing(_standing(cells, 0, finished, failed, panels, out))
-    for done, cell in enumerate(cells, 1):
-        try:
-            result = execute(cell.settings, out / cell.directory, partial(load, cell.settings), reporter)
-            finished.append((cell, result))
-        except EquipoiseError as error:
-            reporter.close()
-            onlooker.failed(cell, error)
-            failed.append({"label": cell.label, "seed": cell.settings.seed, "error": str(error)})
-        standing = _standing(cells, done, finished, failed, panels, out)
-        if finished:
-            write_text(out / "compare.csv", comparison_csv(_lines(finished)))
-            write_text(out / "compare.tex", comparison_latex(standing.table))
-        write_json(out / "compare.json", standing.table)
-        onlooker.standing(standing)
+    onlooker, data = onlooker or Onlooker(), Data(data_root)
+    _check(cells, out, data)
+    results: dict[int, Result | None] = {}  # by the cell's place, so that nobody sees in which order they came
+    failed: dict[int, dict[str, Any]] = {}
+    onlooker.standing(_standing(cells, results, failed, panels, out))
+    jobs = [Job(cell.name, cell.settings, out / cell.directory) for cell in cells]
+    with closing((launcher or Local()).launch(jobs, data, onlooker)) as outcomes:
+        for index, outcome in outcomes:
+            results[index] = outcome if isinstance(outcome, Result) else None
+            if isinstance(outcome, EquipoiseError):
+                cell = cells[index]
+                onlooker.failed(cell, outcome)
+                failed[index] = {"label": cell.label, "seed": cell.settings.seed, "error": str(outcome)}
+            standing = _standing(cells, results, failed, panels, out)
+            finished = _finished(cells, results)
+            if finished:
+                write_text(out / "compare.csv", comparison_csv(_lines(finished)))
+                write_text(out / "compare.tex", comparison_latex(standing.table))
+            write_json(out / "compare.json", standing.table)
+            onlooker.standing(standing)
     return standing.table
 
 
-def _load_once(data_root: str | Path | None) -> Load:
-    """Data is loaded once for all runs that have the same options of it."""
-    loaded: dict[str, Dataset] = {}
-
-    def load(settings: Settings) -> Dataset:
-        key = json.dumps(settings.data, sort_keys=True)
-        if key not in loaded:
-            loaded[key] = load_data(settings, data_root)
-        return loaded[key]
-
-    return load
-
-
-def _check(cells: Sequence[Cell], out: Path, load: Load) -> None:
+def _check(cells: Sequence[Cell], out: Path, data: Data) -> None:
     """Find every mistake that can be found before the first run starts."""
     for cell in cells:
+        if cell.settings.runtime.nodes > 1:
+            raise UsageError("a comparison makes each of its runs on one machine: leave --nodes out")
         RunDir(out / cell.directory, cell.settings).check()
     for cell in {cell.label: cell for cell in cells}.values():
-        Experiment.prepare(cell.settings, load(cell.settings))
+        Experiment.prepare(cell.settings, data.load(cell.settings))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write to {out} ({error.strerror}): choose another --out") from error
 
 
+def _finished(cells: Sequence[Cell], results: Mapping[int, Result | None]) -> list[tuple[Cell, Result]]:
+    """In the cells' own order."""
+    found = ((cell, results.get(index)) for index, cell in enumerate(cells))
+    return [(cell, result) for cell, result in found if result is not None]
+
+
 def _standing(
     cells: Sequence[Cell],
-    done: int,
-    finished: Sequence[tuple[Cell, Result]],
-    failed: Sequence[dict[str, Any]],
+    results: Mapping[int, Result | None],
+    failed: Mapping[int, dict[str, Any]],
     panels: Sequence[Mapping[str, Any]] | None,
     out: Path,
 ) -> Standing:
+    finished = _finished(cells, results)
     entries = []
     for label in dict.fromkeys(cell.label for cell in cells):
         runs = [(cell, result) for cell, result in finished if cell.label == label]
@@ -228,12 +267,13 @@ def _standing(
         "dataset": cells[0].settings.dataset,
         "panels": panels,
         "entries": entries,
-        "failed": list(failed),
+        "failed": [failed[index] for index in sorted(failed)],
     }
     seconds = _mean([sum(row["seconds"] for row in result.rows) for _, result in finished])
-    pending = sum(not (out / cell.directory / "summary.json").exists() for cell in cells[done:])
-    to_come = list(dict.fromkeys(cell.label for cell in cells[done:]))
-    return Standing(table, to_come, done, len(cells), None if seconds is None else seconds * pending)
+    to_come = [cell for index, cell in enumerate(cells) if index not in results]
+    pending = sum(not (out / cell.directory / "summary.json").exists() for cell in to_come)
+    labels = list(dict.fromkeys(cell.label for cell in to_come))
+    return Standing(table, labels, len(results), len(cells), None if seconds is None else seconds * pending)
 
 
 def _entry(runs: Sequence[tuple[Cell, Result]], out: Path) -> dict[str, Any]:

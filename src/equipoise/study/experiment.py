@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from equipoise import methods
+from equipoise import methods, ranks
 from equipoise.data import sources
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
-from equipoise.errors import UsageError
+from equipoise.errors import DataError, UsageError
+from equipoise.files import read_json
 from equipoise.learn.method import Method
 from equipoise.learn.nets import Architecture
 from equipoise.learn.trainer import Fit
@@ -27,7 +30,7 @@ from equipoise.seeding import seed_everything
 from equipoise.study.evaluate import step_metrics, summarise
 from equipoise.study.lesson import head_norms_of, learn_and_judge, try_out
 from equipoise.study.progress import Reporter, Start
-from equipoise.study.recipe import Settings, resolve
+from equipoise.study.recipe import Settings
 from equipoise.study.rundir import RunDir
 
 
@@ -40,29 +43,11 @@ class Result:
     """The lines of metrics.jsonl."""
     summary: dict[str, float | None]
 
-
-def run(
-    dataset: str = "glyphs",
-    *,
-    method: str = "wa",
-    steps: int | str | None = None,
-    recipe: str | None = None,
-    seed: int = 0,
-    out: str | Path | None = None,
-    data_root: str | Path | None = None,
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
-    reporter: Reporter | None = None,
-) -> Result:
-    """Run one experiment, or take it up where it stopped.
-
-    ``overrides`` are settings by section, as in a recipe: ``{"train": {"epochs": 3}, "fields": {"norm": 2}}``.
-    """
-    sections = {section: dict(values) for section, values in (overrides or {}).items()}
-    if steps is not None:
-        sections.setdefault("stream", {})["steps"] = steps
-    settings = resolve(dataset, method, recipe, seed, sections)
-    directory = Path(out) if out else default_directory(settings)
-    return execute(settings, directory, lambda: load_data(settings, data_root), reporter or Reporter())
+    @staticmethod
+    def read(directory: Path) -> Result:
+        """What a finished run left in its directory."""
+        lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return Result(directory, [json.loads(line) for line in lines], read_json(directory / "summary.json"))
 
 
 def default_directory(settings: Settings) -> Path:
@@ -89,11 +74,13 @@ class Experiment:
         method = methods.make(settings.method, settings.fields)
         if method.rehearses == "memory":
             memory.check(len(stream.order))
+        if ranks.world() > 1 and not method.shares:
+            raise UsageError(f"the method {settings.method} cannot be learned by several processes: use --devices 1")
         if method.needs_exemplars and memory.size == 0:
             raise UsageError(f"the method {settings.method} needs exemplars, and --memory is 0: give it a number")
         seed_everything(settings.seed, "build")
         method.build(Architecture(settings.net.backbone, dataset.train.store.shape))
-        method.to(settings.runtime.device)
+        settings.runtime.place(method)
         return Experiment(settings, stream, augment, memory, method)
 
     def images(self, step: Step) -> Images:
@@ -134,23 +121,38 @@ def load_data(settings: Settings, data_root: str | Path | None) -> Dataset:
 
 
 def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], reporter: Reporter) -> Result:
-    """Learn every step that is not yet in ``directory``."""
+    """Learn every step that is not yet in ``directory``; several processes may do so together."""
     rundir = RunDir(directory, settings)
-    rundir.check()
-    experiment = Experiment.prepare(settings, load())
-    with rundir.open(experiment.stream):
-        rundir.restore(experiment.method, experiment.memory, experiment.stream.train.store)
-        rows = rundir.rows()
+    ranks.tell(rundir.check)
+    experiment = ranks.after_first(lambda: Experiment.prepare(settings, load()))
+    method, memory, stream = experiment.method, experiment.memory, experiment.stream
+    _check_same_data(stream)
+    with ExitStack() as stack:
+        found = ranks.tell(lambda: stack.enter_context(rundir.open(stream)).found())
+        rundir.restore(found, method, memory, stream.train.store)
+        rows = list(found.rows)
         loads = [images * settings.train.epochs for images in experiment.workload()]
-        reporter.run(Start(settings, experiment.stream.sizes, loads, tuple(rows), directory, rundir.stages.epochs))
-        for step in experiment.stream:
-            if step.index > rundir.steps_done:
+        reporter.run(Start(settings, stream.sizes, loads, tuple(rows), directory, found.epochs))
+        for step in stream:
+            if step.index > len(found.rows):
                 rows.append(_learn(experiment, step, rundir, reporter))
                 reporter.step(rows[-1])
         summary = summarise(rows)
-        rundir.finish(summary, experiment.memory, experiment.stream.tests(experiment.stream[len(rows)]))
+        if ranks.first():
+            rundir.finish(summary, memory, stream.tests(stream[len(rows)]))
         reporter.done(rows, summary, directory)
         return Result(directory, rows, summary)
+
+
+def _check_same_data(stream: ClassStream) -> None:
+    """Processes on several machines must see the same images."""
+    if ranks.world() > 1:
+        mine = stream.fingerprint()
+        if ranks.tell(lambda: mine) != mine:
+            raise DataError(
+                f"process {ranks.rank() + 1} of {ranks.world()} sees other images than the first: "
+                "bring the data on its machine up to date"
+            )
 
 
 def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporter) -> dict[str, Any]:
@@ -158,8 +160,11 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
     began = time.perf_counter()
     method = experiment.method
     fit = experiment.fit(step)
-    fit.watcher, fit.journal = reporter, rundir.stages
+    fit.watcher = reporter
+    if ranks.first():
+        fit.journal = rundir.stages
     lesson = learn_and_judge(fit, experiment.stream.tests(step))
+    ranks.agree(method)
     after, before = lesson.after, lesson.before
     row = step_metrics(after, before, experiment.stream.sizes[: step.index]) | lesson.facts
     row |= _mean_norms(lesson.norms_before, method, step)
@@ -178,7 +183,8 @@ def _learn(experiment: Experiment, step: Step, rundir: RunDir, reporter: Reporte
     if lesson.corrected:  # else there is nothing to tell apart
         predictions |= {"top1_uncorrected": before.top1, "confidence_uncorrected": before.confidence}
         predictions |= {f"{name}_uncorrected": norms for name, norms in lesson.norms_before.items()}
-    rundir.finish_step(row, method.state_dict(), experiment.memory.rows(), predictions)
+    if ranks.first():
+        rundir.finish_step(row, method.state_dict(), experiment.memory.rows(), predictions)
     return row
 
 

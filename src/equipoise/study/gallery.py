@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ EDGE = 48
 THUMBNAILS = 1000
 """Exemplars shown in all; a class shows its first ones."""
 PER_CLASS = 10
+TALLEST = 16_383
+"""Pixels; WebP knows no taller picture, so that more classes stand in blocks side by side."""
 KINDS = {"mended": 10, "spoiled": 5, "wrong": 5, "right": 4}
 """Test images shown of each kind: the correction made it right or wrong, or it is wrong or right all the same."""
 
@@ -33,11 +36,11 @@ def write_gallery(folder: Path, memory: Memory, tests: Images, said: dict[str, T
     shown = choose_examples(said)
     contents: dict[str, Any] = {"columns": columns, "exemplars": [], "examples": shown}
     if rows:
-        contents["edge"] = _sheet(folder / "exemplars.webp", rows, columns)
+        contents["edge"], contents["rows"] = _sheet(folder / "exemplars.webp", rows, columns)
         contents["exemplars"] = [{"label": label, "kept": len(images)} for label, images in sorted(memory.kept.items())]
     if shown:
         where = torch.tensor([entry["image"] for entry in shown])
-        contents["example_edge"] = _sheet(folder / "examples.webp", [tests.select(where)], len(shown))
+        contents["example_edge"], _ = _sheet(folder / "examples.webp", [tests.select(where)], len(shown))
     write_json(folder / "gallery.json", contents)
 
 
@@ -59,17 +62,19 @@ def choose_examples(said: dict[str, Tensor]) -> list[dict[str, Any]]:
     return examples
 
 
-def _sheet(path: Path, rows: Sequence[Images], columns: int) -> int:
-    """Write one picture with a row of thumbnails for each of ``rows``; returns how wide a thumbnail is."""
+def _sheet(path: Path, rows: Sequence[Images], columns: int) -> tuple[int, int]:
+    """Write one picture with a row of thumbnails for each of ``rows``; returns their width, and the rows of a block."""
     _, height, width = rows[0].store.shape
     edge = min(EDGE, max(height, width))
-    sheet = np.full((len(rows) * edge, columns * edge, 3), 255, np.uint8)
-    for down, images in enumerate(rows):
-        for across, pixels in enumerate(images.read(torch.arange(len(images)))):
+    tall = min(len(rows), TALLEST // edge)
+    sheet = np.full((tall * edge, math.ceil(len(rows) / tall) * columns * edge, 3), 255, np.uint8)
+    for number, images in enumerate(rows):
+        block, down = divmod(number, tall)
+        for across, pixels in enumerate(images.read(torch.arange(len(images))), block * columns):
             picture = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy())
             picture = picture.resize((edge, edge), Image.Resampling.BILINEAR if width > edge else Image.Resampling.BOX)
             sheet[down * edge : (down + 1) * edge, across * edge : (across + 1) * edge] = np.asarray(picture)
     encoded = io.BytesIO()
     Image.fromarray(sheet).save(encoded, "WEBP", quality=60, method=4)
     write_bytes(path, encoded.getvalue())
-    return edge
+    return edge, tall

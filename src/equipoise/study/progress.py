@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,16 +228,21 @@ class Table(Bar):
 
     def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
         self.close()
-        parts = [
-            f"last {summary['last']:.1f}",
-            f"average without step 1 {_figure(summary['average_without_first'])}",
-            f"with it {summary['average_with_first']:.1f}",
-            f"forgetting {_figure(summary['forgetting'])}",
-        ]
-        self.console.print("  [bold]" + ", ".join(parts) + "[/]", soft_wrap=True)
+        self.console.print(f"  [bold]{summed_up(summary)}[/]", soft_wrap=True)
         if not self.quiet:
             self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
         self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
+
+
+def summed_up(summary: Mapping[str, float | None]) -> str:
+    """What a run came to, in a line."""
+    parts = {
+        "last": "last",
+        "average without step 1": "average_without_first",
+        "with it": "average_with_first",
+        "forgetting": "forgetting",
+    }
+    return ", ".join(f"{words} {_figure(summary[name])}" for words, name in parts.items())
 
 
 def _line(cells: Sequence[str]) -> str:

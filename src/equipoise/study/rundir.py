@@ -57,6 +57,19 @@ class Manifest:
     """Label and rows of each class in the memory."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """How far a run has come."""
+
+    rows: list[dict[str, Any]]
+    """The figures of its whole steps."""
+    state: dict[str, Tensor] | None
+    """What the method was after them."""
+    memory: tuple[tuple[Any, ...], ...]
+    epochs: int
+    """Finished epochs of the step under way."""
+
+
 class RunDir:
     """Open as a context: one process at a time."""
 
@@ -137,14 +150,23 @@ class RunDir:
         """Where the step that comes next is kept while it is under way."""
         return Stages(self._checkpoint / "step", f"step {self.steps_done + 1}")
 
-    def restore(self, method: Method, memory: Memory, store: Store) -> None:
+    def found(self) -> Found:
+        """All that is needed to go on."""
+        manifest = self._manifest
+        try:
+            state = read_tensors(self._checkpoint / manifest.state) if manifest.state is not None else None
+        except RunError as error:
+            raise self._damaged(error) from error
+        return Found(self.rows(), state, manifest.memory, self.stages.epochs)
+
+    def restore(self, found: Found, method: Method, memory: Memory, store: Store) -> None:
         """Bring a method and its memory to where the last whole step left them."""
-        if self._manifest.state is None:
+        if found.state is None:
             return
         try:
-            method.load_state_dict(read_tensors(self._checkpoint / self._manifest.state))
-            memory.restore([(int(label), list(rows)) for label, rows in self._manifest.memory], store)
-        except (RunError, RuntimeError, ValueError, TypeError) as error:
+            method.load_state_dict(found.state)
+            memory.restore([(int(label), list(rows)) for label, rows in found.memory], store)
+        except (RuntimeError, ValueError, TypeError) as error:
             raise self._damaged(str(error).splitlines()[0]) from error
 
     def rows(self) -> list[dict[str, Any]]:

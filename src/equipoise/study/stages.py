@@ -8,7 +8,7 @@ from typing import Any
 
 from equipoise.errors import RunError
 from equipoise.files import read_json, read_tensors, write_json, write_tensors
-from equipoise.learn.trainer import StageState
+from equipoise.learn.journal import StageState
 
 
 class Stages:

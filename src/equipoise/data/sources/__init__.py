@@ -66,12 +66,17 @@ def load(name: str, root: str | Path | None = None, **given: Any) -> Dataset:
         default = known[option]
         if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
             raise UsageError(f"data.{option} is {value!r}, but it takes a {type(default).__name__}, as {default!r}")
+    return _function(name)(data_root(name, root), **given)
+
+
+def data_root(name: str, root: str | Path | None) -> Path | None:
+    """The directory of ``name``'s files: ``root``, else what ``EQUIPOISE_DATA`` names."""
     root = root or os.environ.get("EQUIPOISE_DATA") or None
     if root is None and source(name).needs_root:
         raise UsageError(f"the dataset {name} is read from files: name their directory with --data-root DIR")
     if root is not None and source(name).needs_root and not Path(root).is_dir():
         raise DataError(f"the data root {root} is not a directory: create it or name another with --data-root")
-    return _function(name)(None if root is None else Path(root), **given)
+    return None if root is None else Path(root)
 
 
 def _function(name: str) -> Callable[..., Dataset]:

@@ -17,11 +17,13 @@ import torch
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
+from equipoise.data.index import cache_home
 from equipoise.errors import DataError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
+PARTS = ("train", "test", "meta")
 AUGMENT = Augment(mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761), pad=4, flip=True)
 
 
@@ -46,14 +48,19 @@ def _read(root: Path | None) -> dict[str, Any]:
     """The three parts, from the first of: unpacked folder, archive, download into ``root``."""
     if root is not None and not root.is_dir():
         raise DataError(f"the data root {root} is not a directory: create it or name another with --data-root")
-    home = root or Path(pooch.os_cache("equipoise"))
+    home = root or cache_home()
+    place = find(home) or _download(home)
+    if place.is_dir():
+        return {part: _unpickle(_open(place / part), place / part) for part in PARTS}
+    return _unpack(place)
+
+
+def find(home: Path) -> Path | None:
+    """The unpacked folder or the archive in ``home``."""
     for folder in (home / FOLDER, home):
-        if all((folder / part).is_file() for part in ("train", "test", "meta")):
-            return {part: _unpickle(_open(folder / part), folder / part) for part in ("train", "test", "meta")}
-    archive = home / ARCHIVE
-    if not archive.is_file():
-        archive = _download(home)
-    return _unpack(archive)
+        if all((folder / part).is_file() for part in PARTS):
+            return folder
+    return home / ARCHIVE if (home / ARCHIVE).is_file() else None
 
 
 def _download(home: Path) -> Path:
@@ -71,7 +78,7 @@ def _unpack(archive: Path) -> dict[str, Any]:
     try:
         with tarfile.open(archive) as tar:
             parts = {}
-            for part in ("train", "test", "meta"):
+            for part in PARTS:
                 member = tar.extractfile(f"{FOLDER}/{part}")
                 if member is None:
                     raise KeyError(part)

@@ -10,10 +10,10 @@ import torch
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import FileStore, Images
+from equipoise.data.index import ENDINGS, Index, list_images
 from equipoise.errors import DataError, UsageError
 from equipoise.seeding import generator
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # ImageNet's channel statistics, the usual guess for photographs
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -21,20 +21,23 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def load(root: Path, size: int = 32, test_share: float = 0.2) -> Dataset:
     """Classes are folder names; without a test or val folder, ``test_share`` of each class is held out."""
     check_share(test_share)
+    train, test = layout(root)
+    classes = class_folders(train)
+    mine = files(train, classes, size)
+    parts = _split(mine, classes, test_share) if test is None else (mine, files(test, classes, size))
+    return Dataset("folder", *parts, tuple(classes), Augment(MEAN, STD, pad=max(size // 8, 1), flip=True))
+
+
+def layout(root: Path) -> tuple[Path, Path | None]:
+    """Where the class folders for training and for testing lie; None if the former are to be split."""
     train, test = root / "train", next((root / n for n in ("test", "val") if (root / n).is_dir()), None)
-    if train.is_dir() and test is not None:
-        classes = class_folders(train)
-        names = tuple(classes)
-        parts = (files(train, classes, size), files(test, classes, size))
-    elif train.is_dir() and class_folders(root) == ["train"]:
+    if not train.is_dir():
+        return root, None
+    if test is None and class_folders(root) == ["train"]:
         raise DataError(
             f"{root} has a train folder but neither test nor val: add one, or name {train} as the data root"
         )
-    else:
-        classes = class_folders(root)
-        names = tuple(classes)
-        parts = _split(files(root, classes, size), names, test_share)
-    return Dataset("folder", *parts, names, Augment(MEAN, STD, pad=max(size // 8, 1), flip=True))
+    return (root, None) if test is None else (train, test)
 
 
 def check_share(share: float) -> None:
@@ -52,21 +55,18 @@ def class_folders(root: Path) -> list[str]:
 
 def files(root: Path, classes: list[str], size: int, margin: float = 1.0) -> Images:
     """All images of the classes, in the order of their names; labels are places in ``classes``."""
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
+    listing = list_images(root, classes)
+    for name in classes:
         folder = root / name
-        if not folder.is_dir():
+        if name not in listing:
             raise DataError(f"the class folder {folder} is missing: add it, or take the class away everywhere")
-        mine = sorted(e.path for e in os.scandir(folder) if e.name.lower().endswith(ENDINGS) and e.is_file())
-        if not mine:
+        if not listing[name]:
             raise DataError(f"the class folder {folder} has no images ({', '.join(ENDINGS)}): add some or remove it")
-        paths += mine
-        labels += [label] * len(mine)
-    return Images(FileStore(paths, size, margin), torch.arange(len(paths)), torch.tensor(labels))
+    index = Index.of_tree(root, listing)
+    return Images(FileStore(index, size, margin), torch.arange(len(index)), torch.from_numpy(index.labels()))
 
 
-def _split(everything: Images, names: tuple[str, ...], share: float) -> tuple[Images, Images]:
+def _split(everything: Images, names: list[str], share: float) -> tuple[Images, Images]:
     is_test = torch.zeros(len(everything), dtype=torch.bool)
     for label, name in enumerate(names):
         mine = (everything.labels == label).nonzero().flatten()

@@ -1,0 +1,233 @@
+"""A tree laid out like ImageNet's, 1,000 synsets of tiny pictures: learned from, and checked for what is missing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import equipoise as eq
+from equipoise.data import check as module
+from equipoise.data.check import Finding, check
+from equipoise.data.images import decode
+from equipoise.data.sources import load
+from equipoise.data.stream import ClassStream
+
+SYNSETS = [f"n{number:08d}" for number in range(1000)]
+
+
+def plant(root: Path, synsets: list[str], train: int = 2, val: int = 1) -> Path:
+    """Few pictures under many names: hard links take no time."""
+    root.mkdir(exist_ok=True)
+    draws = np.random.default_rng(0)
+    pictures = []
+    for number in range(5):
+        pictures.append(root / f"{number}.jpg")
+        Image.fromarray(draws.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(pictures[-1])
+    for part, images in (("train", train), ("val", val)):
+        for place, synset in enumerate(synsets):
+            (root / part / synset).mkdir(parents=True)
+            for number in range(images):
+                os.link(pictures[(place + number) % 5], root / part / synset / f"{synset}_{number}.JPEG")
+    return root
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plant(tmp_path_factory.mktemp("imagenet"), SYNSETS)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if ImageNet had two training images and one for validation a class."""
+    monkeypatch.setattr(module, "COUNTS", {"train": (2, 2), "val": (1, 1)})
+    monkeypatch.setattr(module, "TRAIN_IMAGES", 2000)
+
+
+# ---- learning from it
+
+
+@settings(max_examples=300, deadline=None)
+@given(size=st.tuples(st.integers(8, 99), st.integers(8, 99)), draw=st.tuples(*[st.floats(0, 1)] * 4))
+def test_every_draw_is_a_crop_within_the_picture(size: tuple[int, int], draw: tuple[float, ...]) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", size, (0, 0, 200)).save(file, "JPEG")
+    assert (decode(file, 8, draw)[:, :, 2] > 150).all()
+
+
+def test_imagenets_protocol_runs_three_steps(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.study.gallery.TALLEST", 2000)  # as 48 pixels a class are too many for 1,000
+    overrides: dict[str, dict[str, Any]] = {
+        "stream": {"steps": "400,300,300"},
+        "memory": {"size": 1000},
+        "data": {"size": 8},
+        "net": {"backbone": "tiny"},
+        "train": {"epochs": 1, "milestones": []},
+        "runtime": {"threads": 1},
+    }
+    result = eq.run("imagenet1000", method="wa", out=tmp_path / "run", data_root=tree, overrides=overrides)
+    assert [row["seen"] for row in result.rows] == [400, 700, 1000]
+    assert json.loads((tmp_path / "run" / "gallery" / "gallery.json").read_text())["rows"] == 250
+    with Image.open(tmp_path / "run" / "gallery" / "exemplars.webp") as sheet:
+        assert sheet.size == (4 * 8, 250 * 8)
+
+
+def test_files_are_read_as_they_are_decoded_one_by_one(tree: Path) -> None:
+    data = load("imagenet100-lucir", tree, size=16)
+    stream = ClassStream(data, 10, "1993")
+    step = stream[3].images
+    where = torch.tensor([7, 0, 19])
+    crops = torch.rand((3, 4), generator=torch.Generator().manual_seed(0))
+    for draws, margin in ((None, 256 / 224), (crops, 1.0)):
+        for place, pixels in zip(range(3), step.read(where, draws), strict=True):
+            name = stream.names[int(step.labels[where[place]])]
+            path = tree / "train" / name / f"{name}_{int(where[place]) % 2}.JPEG"
+            one = decode(str(path), 16, None if draws is None else draws[place].tolist(), margin)
+            np.testing.assert_array_equal(pixels.permute(1, 2, 0), one)
+
+
+# ---- checking it
+
+
+def whats(found: Finding) -> list[str]:
+    return [fault.what for fault in found.faults]
+
+
+@pytest.mark.parametrize("name", ["imagenet1000", "imagenet100-lucir"])
+def test_a_whole_tree_is_complete(name: str, tree: Path, small: None) -> None:
+    found = check(name, tree, deep=True)
+    assert found.faults == []
+    assert found.images == {"imagenet1000": {"train": 2000, "val": 1000}}.get(name, {"train": 200, "val": 100})
+
+
+def test_the_first_hundred_synsets_must_be_imagenets(tree: Path, small: None) -> None:
+    assert whats(check("imagenet100", tree)) == ["the 100th synset by name is n00000099, not n01855672"]
+
+
+def test_the_official_counts_are_known(tree: Path) -> None:
+    few, other, total = check("imagenet1000", tree).faults
+    assert few.what == "classes in train/ that have other than 732 to 1,300 images"
+    assert few.where[0] == "n00000000: 2"
+    assert len(few.where) == 1000
+    assert few.sentence().endswith("n00000007: 2 and 992 more): unpack ILSVRC2012_img_train.tar again")
+    assert other.what == "classes in val/ that have other than 50 images"
+    assert total.what == "train/ has 2,000 images, but ImageNet 1,281,167"
+
+
+def nothing(root: Path) -> None:
+    for part in ("train", "val"):
+        for file in sorted((root / part).rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        (root / part).rmdir()
+
+
+def flat(root: Path) -> None:
+    for place, file in enumerate(sorted((root / "val").rglob("*.JPEG"))):
+        file.rename(root / "val" / f"ILSVRC2012_val_{place:08d}.JPEG")
+        file.parent.rmdir()
+
+
+def one_class_less(root: Path) -> None:
+    for file in sorted((root / "train" / SYNSETS[3]).iterdir()):
+        file.unlink()
+    (root / "train" / SYNSETS[3]).rmdir()
+
+
+def strange_and_empty(root: Path) -> None:
+    (root / "train" / SYNSETS[3]).rename(root / "train" / "n3")
+    for file in (root / "val" / SYNSETS[5]).iterdir():
+        file.unlink()
+
+
+FAULTS: dict[Callable[[Path], None], list[str]] = {
+    nothing: [
+        "train/ is missing: unpack ILSVRC2012_img_train.tar into ROOT/train, one folder for each synset",
+        "val/ is missing: unpack ILSVRC2012_img_val.tar into ROOT/val, one folder for each synset",
+    ],
+    flat: [
+        "val/ holds 30 images outside synset folders, as they come out of ILSVRC2012_img_val.tar: move each into a "
+        "folder named after its synset, which ILSVRC2012_validation_ground_truth.txt of the development kit tells",
+        "ROOT/train has 30 synset folders, but 1000 are needed: …",
+    ],
+    one_class_less: [
+        "ROOT/train has 29 synset folders, but 1000 are needed: …",
+        "classes in val/ that are not in train/ (n00000003): add them to train/",
+        "train/ has 58 images, but ImageNet 2,000: unpack ILSVRC2012_img_train.tar again",
+    ],
+    strange_and_empty: [
+        "folders in train/ whose names are no synsets, n and eight digits (n3): move them elsewhere",
+        "classes in train/ that are not in val/ (n3): add them to val/",
+        "classes in val/ that are not in train/ (n00000003): add them to train/",
+        "class folders in ROOT/val without images (n00000005): add some or remove them",
+    ],
+}
+
+
+@pytest.mark.parametrize("spoil", FAULTS, ids=lambda spoil: spoil.__name__)
+def test_what_is_missing_is_told(spoil: Callable[[Path], None], tmp_path: Path, small: None, cli) -> None:  # type: ignore[no-untyped-def]
+    root = plant(tmp_path / "tree", SYNSETS[:30])
+    spoil(root)
+    ran = cli("data", "check", "imagenet1000", "--data-root", root)
+    assert ran.code == 1
+    assert ran.err == ""
+    for sentence in FAULTS[spoil]:
+        assert sentence.replace("ROOT", str(root)).rstrip("…") in ran.out
+    assert ran.out.splitlines()[-1].startswith("imagenet1000 is not complete (")
+    told = json.loads(cli("data", "check", "imagenet1000", "--data-root", root, "--json").out)
+    assert not told["complete"]
+    assert len(told["faults"]) == len(ran.out.splitlines()) - 1
+
+
+def test_only_a_deep_check_opens_files(tmp_path: Path, cli) -> None:  # type: ignore[no-untyped-def]
+    root = plant(tmp_path / "tree", ["cat", "dog"], train=4, val=2)
+    (root / "val" / "cat" / "cut.jpg").write_bytes((root / "0.jpg").read_bytes()[:-200])
+    (root / "train" / "dog" / "void.png").touch()
+    ran = cli("data", "check", "folder", "--data-root", root)
+    assert (ran.code, ran.out) == (0, "complete: folder, 2 classes, images: 9 in train, 5 in val\n")
+    deep = cli("data", "check", "folder", "--data-root", root, "--deep")
+    assert deep.code == 1
+    assert "void.png (it is empty)" in deep.out
+    assert "cut.jpg (image file is truncated" in deep.out
+
+
+def test_other_data_sets_are_checked_too(tmp_path: Path, cli, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    assert cli("data", "check", "digits").out == "complete: digits, 10 classes, images: 1,438 in train, 359 in test\n"
+    assert "cifar-100-python.tar.gz is missing: put it into" in cli("data", "check", "cifar100").out
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(b"half of it")
+    ran = cli("data", "check", "cifar100", "--data-root", tmp_path)
+    assert ran.code == 1
+    assert "truncated or not the CIFAR-100 archive" in ran.out
+    (tmp_path / "pets" / "cat").mkdir(parents=True)
+    (tmp_path / "pets" / "dog").mkdir()
+    (tmp_path / "pets" / "dog" / "a.jpg").touch()
+    ran = cli("data", "check", "folder", "--data-root", tmp_path / "pets")
+    assert "without images (cat): add some or remove them" in ran.out
+    assert "classes of one image, and one must be held out for testing (dog): add more" in ran.out
+    (tmp_path / "none").mkdir()
+    assert "has no class folders" in cli("data", "check", "folder", "--data-root", tmp_path / "none").out
+    for wrong in (("nonsense",), ("imagenet1000",), ("folder", "--data-root", tmp_path / "nowhere"), ()):
+        ran = cli("data", "check", *wrong)
+        assert ran.code == 2
+        assert len(ran.err.splitlines()) == 1
+
+
+def test_what_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = plant(tmp_path / "tree", ["cat", "dog"])
+
+    def refuse(folder: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("equipoise.data.index._scan", refuse)
+    (fault,) = check("folder", root).faults
+    assert fault.sentence() == f"{root}/train/cat cannot be read (Permission denied): see who may"

@@ -1,0 +1,326 @@
+"""Several processes learn one run: real ones, that talk by gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise import ranks
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images
+from equipoise.data.memory import Memory
+from equipoise.data.stream import Step
+from equipoise.errors import UsageError
+from equipoise.files import read_tensors
+from equipoise.learn.method import Method
+from equipoise.learn.runtime import Runtime
+from equipoise.learn.schedule import Schedule
+from equipoise.learn.trainer import Fit
+from equipoise.methods import registry
+from equipoise.study.processes import _company, together
+from equipoise.testing import Trial, check_together, same
+
+LONG = ("run", "digits", "--epochs", "50", "--steps", "2", "--threads", "1")
+RUN = ("run", "digits", "--epochs", "3", "--threads", "1", "--json")
+
+
+def equipoise(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "equipoise", *arguments]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Ours, without what another starter may have left in it."""
+    strange = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(strange)}
+    return plain | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | extra
+
+
+@pytest.fixture(autouse=True)
+def _no_strange_starter(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ.keys() - environment().keys():
+        monkeypatch.delenv(name)
+
+
+def go(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(equipoise(*arguments), capture_output=True, text=True, timeout=120, env=environment())
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def final(run: Path) -> dict[str, Tensor]:
+    (file,) = (run / "checkpoint").glob("*.safetensors")
+    return read_tensors(file)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run by two processes that were started by the command itself."""
+    out = tmp_path_factory.mktemp("pair") / "run"
+    done = go(*RUN, "--devices", "2", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 6  # five steps and the summary, told once
+    return out
+
+
+# ---- arithmetic
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 10, 32])
+def test_shares_are_the_batch_and_their_weights_its_mean(
+    monkeypatch: pytest.MonkeyPatch, world: int, size: int
+) -> None:
+    values = torch.arange(size).double() ** 2
+    monkeypatch.setattr(ranks, "world", lambda: world)
+    shares, mean = [], 0.0
+    for rank in range(world):
+        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        share = ranks.share(torch.arange(size))
+        shares.append(share.tolist())
+        mean += values[share].mean().item() * ranks.weight(torch.arange(size)) / world
+    assert mean == pytest.approx(values.mean().item())
+    if size >= 2 * world:
+        assert [place for share in shares for place in share] == list(range(size))  # every image once
+        assert min(map(len, shares)) >= 2
+    else:
+        assert shares == [list(range(size))] * world
+
+
+@dataclass(eq=False)
+class Plain(Method):
+    """Softmax regression: without batch norm, two processes must do exactly what one does."""
+
+    rehearses: ClassVar = "nothing"
+    seen: list[Tensor] = field(default_factory=list)
+    """The labels this process was given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.layer, self.idle = nn.Linear(12, 4), nn.Linear(3, 3)  # the second takes no part
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        self.seen.append(y)
+        return F.cross_entropy(self.layer(x.flatten(1)), y)
+
+
+def learn_plain() -> tuple[Plain, Fit]:
+    pixels = torch.randint(256, (47, 3, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = Images.of(pixels, torch.arange(47) % 4)
+    torch.manual_seed(0)
+    method, step = Plain(), Step(1, 0, 4, images)
+    schedule = Schedule(epochs=3, batch_size=10, lr=0.1)
+    fit = Fit(method, step, images, Memory(0), schedule, Augment(flip=True), Runtime(), (0, "step", 1))
+    fit(images)
+    return method, fit
+
+
+def two_do_what_one_does() -> None:
+    shared, fit = learn_plain()
+    with ranks.alone():
+        alone, _ = learn_plain()
+    for name, value in shared.state_dict().items():
+        torch.testing.assert_close(value, alone.state_dict()[name], rtol=1e-5, atol=1e-6)
+    assert shared.idle.weight.grad is None  # and so it was not decayed
+    counts = torch.tensor([len(labels) for labels in shared.seen])
+    everything = ranks.total(torch.bincount(torch.cat(shared.seen)))
+    assert everything.tolist() == (3 * torch.bincount(fit.step.images.labels)).tolist()  # three epochs, each image once
+    assert counts.tolist() == [5, 5, 5, 5, 4 if ranks.first() else 3] * 3
+    rows = fit.over(fit.step.images, lambda x: x.flatten(1))
+    assert rows.shape == (47, 12)
+    sampled = ranks.total(torch.tensor(float(sum(len(x) for x, _ in fit.sample(fit.step.images, 41, batch=4)))))
+    assert sampled == 41
+
+
+def test_two_processes_do_what_one_does() -> None:
+    together(two_do_what_one_does)
+
+
+@pytest.mark.slow
+def test_every_method_agrees_across_processes() -> None:
+    """Bit-equal weights and memory after every step, and the judgement of one process: the contract of each method."""
+    check_together([Trial(name, {}) for name in registry()])
+
+
+def differ_after_learning() -> None:
+    """A method whose processes go their own ways must be found out."""
+    from equipoise.methods.wa import WA
+
+    WA.after_update = lambda self: self.head.weight.data.add_(ranks.rank())  # type: ignore[method-assign]
+    from equipoise.testing import _learn_together
+
+    _learn_together([Trial("wa", {})])
+
+
+def test_the_contract_notices_processes_that_differ() -> None:
+    with pytest.raises(Exception, match="different weights after step 1"):
+        together(differ_after_learning)
+
+
+# ---- starting, ending
+
+
+def test_torchrun_on_two_nodes_equals_processes_of_our_own(pair: Path, tmp_path: Path) -> None:
+    """Two addresses of the loopback stand for two machines."""
+    port = free_port()
+    nodes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
+                *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.2:{port}", "--rdzv-id", port),
+                *("--local-addr", address, "-m", "equipoise", *RUN, "--out", str(tmp_path / "run")),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        for address in ("127.0.0.2", "127.0.0.3")
+    ]
+    said = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert sorted(len(out.splitlines()) for out, _ in said) == [0, 6]  # one of them speaks
+    assert same(final(tmp_path / "run"), final(pair))
+
+
+def test_srun_is_understood(pair: Path, tmp_path: Path) -> None:
+    """What SLURM puts into the environment of two tasks."""
+    slurm = {
+        "SLURM_JOB_ID": free_port()[-4:],
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_NNODES": "1",
+        "SLURM_NODELIST": "127.0.0.1",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_NAME": "learn",
+    }
+    tasks = [
+        subprocess.Popen(
+            equipoise(*RUN, "--out", str(tmp_path / "run")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(**slurm, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
+        )
+        for rank in (0, 1)
+    ]
+    said = [task.communicate(timeout=120) for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    assert same(final(tmp_path / "run"), final(pair))
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(task) for task in tasks if b"spawn_main" in Path(f"/proc/{task}/cmdline").read_bytes()]
+
+
+def start_and_wait(out: Path) -> subprocess.Popen[str]:
+    """A long run by two processes, in the middle of its first step."""
+    command = equipoise(*LONG, "--devices", "2", "--out", str(out))
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    deadline = time.monotonic() + 60
+    while not (out / "checkpoint/step/stages.json").exists():
+        assert time.monotonic() < deadline, "no epoch was finished in a minute"
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.1)
+    return run
+
+
+def gone(pids: Sequence[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def test_a_killed_process_ends_the_run_with_a_sentence_and_any_number_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = start_and_wait(out)
+    workers = children(run.pid)
+    os.kill(workers[1], signal.SIGKILL)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 2
+    (sentence,) = err.splitlines()
+    assert sentence.endswith("every finished epoch is saved, and the same command goes on from there")
+    assert gone(workers)
+    done = go(*LONG, "--out", str(out))  # now one
+    assert done.returncode == 0, done.stderr
+    assert "going on" in done.stdout
+    assert json.loads((out / "summary.json").read_text())["last"] > 50
+
+
+def test_a_polite_end_reaches_every_process(tmp_path: Path) -> None:
+    run = start_and_wait(tmp_path / "run")
+    workers = children(run.pid)
+    run.terminate()
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert err.strip().startswith("stopped; every finished epoch is saved")
+    assert len(err.strip().splitlines()) == 2
+    assert gone(workers)
+
+
+def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
+    run = start_and_wait(tmp_path / "run")
+    workers = children(run.pid)
+    run.kill()
+    run.communicate(timeout=60)
+    assert gone(workers)
+
+
+# ---- mistakes
+
+
+def test_a_mistake_is_told_once(tmp_path: Path) -> None:
+    done = go(
+        "run", "cifar100", "--data-root", str(tmp_path / "nowhere"), "--devices", "2", "--out", str(tmp_path / "r")
+    )
+    assert done.returncode == 2
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("equipoise: the data root")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "environment", "sentence"),
+    [
+        (Runtime(nodes=2), {}, "2 nodes must find one another"),
+        (
+            Runtime(devices=3),
+            {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"},
+            "1 × 2 processes were started from outside",
+        ),
+    ],
+)
+def test_impossible_companies_are_refused(
+    monkeypatch: pytest.MonkeyPatch, runtime: Runtime, environment: dict[str, str], sentence: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=sentence):
+        _company(runtime)
+
+
+def test_no_process_is_no_number() -> None:
+    with pytest.raises(UsageError, match="devices is 0, but at least 1 is needed"):
+        Runtime(devices=0)
