@@ -29,14 +29,14 @@ from equipoise.errors import EquipoiseError, UsageError
 from equipoise.files import locked, read_tensors
 from equipoise.study.compare import Board, Cell, Onlooker, Standing, compare, plan
 from equipoise.study.launch import Data, Job, Whereabouts, remote
-from equipoise.study.launch.ray import Ray
+from equipoise.study.launch.ray import Ray, _connect
 from equipoise.study.launch.remote import Order, Remote, Share, carry_out
-from equipoise.study.launch.slurm import Slurm, minutes
+from equipoise.study.launch.slurm import Slurm
 from tests.conftest import interruptible
 
 TINY: dict[str, dict[str, Any]] = {"train": {"epochs": 1}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
 WILD = '[net]\nbackbone = "tiny"\n[memory]\nsize = 50\n[methods.ce.train]\nlr = 1e30\n'
-LONG = ("--methods", "ce,wa", "--seeds", "0,1", "--steps", "5,5", "--epochs", "20", "--threads", "1")
+LONG = ("--methods", "ce,wa", "--seeds", "0,1", "--steps", "5,5", "--epochs", "12", "--threads", "1")
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'equipoise[ray]'")
 needs_submitit = pytest.mark.skipif(
     find_spec("submitit") is None, reason="submitit is not installed: pip install 'equipoise[slurm]'"
@@ -369,7 +369,7 @@ def test_runs_of_a_node_that_dies_are_taken_up_elsewhere(
     assert [(entry["label"], entry["n"]) for entry in table["entries"]] == [("ce", 2), ("wa", 2)]
     assert table["failed"] == []
     assert (lost / "metrics.jsonl").read_text().startswith(before)  # seconds and all: the step was not learned again
-    overrides = {"train": {"epochs": 20}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
+    overrides = {"train": {"epochs": 12}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
     compare(cells(overrides=overrides), tmp_path / "local")
     same_runs(tmp_path / "local", out)
 
@@ -396,6 +396,12 @@ def test_ctrl_c_leaves_nothing_of_our_own_cluster_behind(tmp_path: Path, ray_env
     table = compare(cells(seeds="0", recipe=str(recipe), overrides=overrides), out)  # any launcher goes on
     assert [entry["label"] for entry in table["entries"]] == ["wa"]
     assert [(run["label"], "loss" in run["error"]) for run in table["failed"]] == [("ce", True)]
+
+
+@needs_ray
+def test_an_address_without_a_cluster_is_told_at_once() -> None:
+    with pytest.raises(UsageError, match=r"no Ray cluster at 127.0.0.1:\d+ takes us in .*Connection refused"):
+        _connect(f"127.0.0.1:{free_port()}")
 
 
 def test_a_run_that_fits_nowhere_on_this_machine_is_refused(tmp_path: Path) -> None:
@@ -502,8 +508,6 @@ def test_what_sbatch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert line in lines
     assert any(line.startswith("srun ") and "--cpus-per-task=4" in line for line in lines)
     assert executor.parameters["array_parallelism"] == 3
-    with pytest.raises(UsageError, match="the time 'soon' cannot be read"):
-        minutes("soon")
 
 
 # ---- refusals
@@ -519,6 +523,8 @@ def test_what_sbatch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"gpus_per_run": 1.5, "launcher": "ray"}, "--gpus-per-run is 1.5: give a whole number"),
         ({"gpus_per_run": 0.5, "launcher": "slurm"}, "--gpus-per-run is 0.5, but SLURM gives only whole ones"),
         ({"slurm": ["gpu"], "launcher": "slurm"}, "--slurm gpu cannot be read: write NAME=VALUE"),
+        ({"slurm": ["time=soon"], "launcher": "slurm"}, "the time 'soon' cannot be read"),
+        ({"slurm": ["array-parallelism=x"], "launcher": "slurm"}, "array_parallelism is 'x', but it takes a whole"),
         ({"launcher": "slurm"}, "sbatch was not found"),
     ],
 )

@@ -164,7 +164,7 @@ def differ_after_learning() -> None:
     """A method whose processes go their own ways must be found out."""
     from equipoise.methods.wa import WA
 
-    WA.after_update = lambda self: self.head.weight.data.add_(ranks.rank())  # type: ignore[method-assign]
+    WA.after_update = lambda self: self.head.weight.data.add_(ranks.rank())  # type: ignore[assignment,method-assign]
     from equipoise.testing import _learn_together
 
     _learn_together([Trial("wa", {})])

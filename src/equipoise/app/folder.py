@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,15 +71,15 @@ def survey(root: Path) -> Survey:
     for name in [name for name, files in found.classes.items() if not files]:
         del found.classes[name]
         found.leave_out(root / name, "the class has no images")
+    _refuse_parts(root)
     if not found.classes:
         raise DataError(f"{root} has no folders with images in them: make one a class, as {root}/cat/tom.jpg")
-    _refuse_parts(root, found)
     return found
 
 
-def _refuse_parts(root: Path, found: Survey) -> None:
+def _refuse_parts(root: Path) -> None:
     inside = [entry for entry in _entries(root) if _is_dir(entry)]
-    if {entry.name.lower() for entry in inside} <= PARTS:
+    if inside and {entry.name.lower() for entry in inside} <= PARTS:
         raise DataError(f"{root} holds {inside[0].name} and the like, not classes: name the folder {inside[0].path}")
 
 
@@ -169,7 +169,7 @@ def read(
     places = defaultdict(list)
     for place in good:
         places[files[place][0]].append(place)
-    for name in found.classes.keys() - places.keys():
+    for name in [name for name in found.classes if name not in places]:
         found.leave_out(found.root / name, "none of the class's images can be used")
     return {
         name: Images(store, torch.tensor(mine), torch.zeros(len(mine), dtype=torch.long))
@@ -213,8 +213,3 @@ def _without_doubles(
             seen[identity] = file
             good.append(place)
     return good
-
-
-def reasons(left_out: Sequence[LeftOut]) -> dict[str, int]:
-    """How often each reason was met."""
-    return dict(Counter(entry.why for entry in left_out).most_common())

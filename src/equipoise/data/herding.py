@@ -19,13 +19,24 @@ def herd(features: Tensor, count: int) -> Tensor:
     """
     if features.dim() != 2:
         raise UsageError(f"herding takes one row of features an image, not a tensor of shape {tuple(features.shape)}")
-    features = features.detach().double()  # exact enough that near-ties fall as in the plain definition
-    count = min(count, len(features))
-    mean, squares = features.mean(0), features.square().sum(1)
-    wanted, picked = mean.clone(), torch.empty(count, dtype=torch.long)
-    for k in range(count):
-        gain = torch.mv(features, 2 * wanted) - squares
-        gain[picked[:k]] = -torch.inf
-        picked[k] = gain.argmax()
-        wanted += mean - features[picked[k]]
-    return picked
+    features = features.detach()
+    if not features.is_floating_point():
+        features = features.double()
+    count, width = min(count, len(features)), features.shape[1]
+    mean = features.mean(0, dtype=torch.double)
+    squares = torch.linalg.vector_norm(features, dim=1, dtype=torch.double).square()
+    longest = float(squares.amax().sqrt()) if count else 0.0
+    unit = 2 * (width + 4) * torch.finfo(features.dtype).eps
+    lengths, wanted, picked = squares.to(features.dtype), mean.clone(), []
+    for _ in range(count):
+        gain = torch.mv(features, (2 * wanted).to(features.dtype)).sub_(lengths)
+        best, place = gain.max(0)
+        # rounding can take a product no further than this: whoever is as near to the best is looked at exactly
+        slack = unit * longest * (2 * float(wanted.norm()) + longest)
+        near = (gain >= best - slack).nonzero()[:, 0]
+        if len(near) > 1:
+            place = near[(torch.mv(features[near].double(), 2 * wanted) - squares[near]).argmax()]
+        picked.append(int(place))
+        lengths[place] = torch.inf  # once is enough
+        wanted += mean - features[place]
+    return torch.tensor(picked, dtype=torch.long)

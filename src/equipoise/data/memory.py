@@ -17,7 +17,7 @@ from equipoise.errors import UsageError
 from equipoise.seeding import Key, generator
 
 TOGETHER = 16_384
-"""Images, at least, whose features are computed at a time: 64 MB of 512 doubles each."""
+"""Images, at least, whose features are computed at a time: 32 MB of 512 floats each."""
 
 
 @dataclass
@@ -62,8 +62,8 @@ class Memory:
         for part, sizes in _some_classes(images):
             classes = part.labels.split(sizes)
             if self.selection == "herding":
-                normal = F.normalize(features(part).double(), dim=1)
-                orders = ranks.tell(lambda: [herd(mine, quota) for mine in normal.split(sizes)])  # noqa: B023
+                rows = features(part).split(sizes)
+                orders = ranks.tell(lambda: [herd(F.normalize(mine, dim=1), quota) for mine in rows])  # noqa: B023
             else:
                 orders = [_shuffled(mine, key)[:quota] for mine in classes]
             starts = torch.tensor([0, *sizes]).cumsum(0)

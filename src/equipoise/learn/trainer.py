@@ -126,13 +126,10 @@ class Fit:
         seed_everything(*key, "epoch", epoch, "process", ranks.rank())
         method, runtime = self.method, self.runtime
         batches = _batches(len(images), schedule.batch_size, random)
-        draws = self.augment.draw(len(images), random) if augment else None
-        shares = [ranks.share(batch) for batch in batches]
+        drawn = self._drawn(images, batches, random if augment else None)
         total = torch.zeros((), device=runtime.device)
-        for number, (batch, mine, pixels) in enumerate(
-            zip(batches, shares, self._drawn(images, shares, draws), strict=True)
-        ):
-            x, y = runtime.move(pixels), runtime.move(images.labels[mine])
+        for number, (batch, pixels) in enumerate(zip(batches, drawn, strict=True)):
+            x, y = runtime.move(pixels), runtime.move(images.labels[ranks.share(batch)])
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr_at(epoch + number / len(batches))
             optimizer.zero_grad(set_to_none=True)
@@ -148,20 +145,22 @@ class Fit:
         ranks.settle(method)
         return ranks.total(total).item() / len(batches) / ranks.world()
 
-    def _drawn(self, images: Images, shares: list[Tensor], draws: Tensor | None) -> Iterator[Tensor]:
-        """Training batches, made several at a time: small batches cost more in calls than in pixels."""
+    def _drawn(self, images: Images, batches: list[Tensor], random: torch.Generator | None) -> Iterator[Tensor]:
+        """Our shares of the batches, made several at a time: small batches cost more in calls than in pixels."""
         channels, height, width = images.store.shape
-        together = max(1, CHUNK // (len(shares[0]) * channels * height * width))
+        together = max(1, CHUNK // (len(ranks.share(batches[0])) * channels * height * width))
 
         def made() -> Iterator[Iterable[Tensor]]:
-            for first in range(0, len(shares), together):
-                group = shares[first : first + together]
-                where = torch.cat(group)
-                if draws is None:
+            for first in range(0, len(batches), together):
+                group = batches[first : first + together]
+                shares = [ranks.share(batch) for batch in group]
+                where = torch.cat(shares)
+                if random is None:
                     pixels = self.augment.plain(images, where)
-                else:
-                    pixels = self.augment.batch(images, where, draws[where])
-                yield pixels.split([len(mine) for mine in group])
+                else:  # everybody draws for whole batches, so that all stay in step
+                    draws = [ranks.share(self.augment.draw(len(batch), random)) for batch in group]
+                    pixels = self.augment.batch(images, where, torch.cat(draws))
+                yield pixels.split([len(mine) for mine in shares])
 
         for group in _ahead(made(), images):
             yield from group

@@ -24,6 +24,7 @@ from equipoise.errors import EquipoiseError, UsageError
 from equipoise.files import write_json, write_text
 from equipoise.study.experiment import Experiment, Result
 from equipoise.study.launch import Data, Job, Launcher, Local, Watcher, Whereabouts
+from equipoise.study.processes import refuse_company
 from equipoise.study.progress import Start, Table, duration, summed_up
 from equipoise.study.publish import comparison_csv, comparison_latex
 from equipoise.study.recipe import Settings, resolve
@@ -232,6 +233,7 @@ def compare(
 
 def _check(cells: Sequence[Cell], out: Path, data: Data) -> None:
     """Find every mistake that can be found before the first run starts."""
+    refuse_company("a comparison")
     for cell in cells:
         if cell.settings.runtime.nodes > 1:
             raise UsageError("a comparison makes each of its runs on one machine: leave --nodes out")

@@ -91,6 +91,14 @@ def speaks() -> bool:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0) == 0
 
 
+def refuse_company(what: str) -> None:
+    """For what starts its own processes, and makes no sense many times over."""
+    starter = _company(Runtime())[2]
+    if starter != "here":
+        sentence = f"{starter} is for `equipoise run`: {what} starts processes itself, so leave {starter} out"
+        raise UsageError(sentence) if speaks() else ranks.ToldError(sentence)
+
+
 def _company(runtime: Runtime) -> tuple[int, int, Starter]:
     """Processes a node, nodes, and who starts them."""
     world = os.environ

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -89,11 +90,14 @@ def _connect(address: str) -> Any:
     polite_kill = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any] = {"include_dashboard": False} if address == HERE else {}
     try:
+        host, colon, port = address.partition(":")
+        if colon and port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         what = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"there is no Ray cluster at {address} that would have us ({what}): start one with `ray start --head`, "
+            f"no Ray cluster at {address} takes us in ({what}): start one with `ray start --head`, "
             "or leave --ray-address out"
         ) from error
     finally:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import io
 import logging
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,15 @@ class Slurm(Remote):
         super().__init__(share)
         if find_spec("submitit") is None:
             raise UsageError("the launcher slurm needs the package submitit: pip install 'equipoise[slurm]'")
-        if cluster == "slurm" and shutil.which("sbatch") is None:
-            raise UsageError("sbatch was not found: run this where SLURM is, or use --launcher ray or local")
         if share.gpus % 1:
             raise UsageError(f"--gpus-per-run is {share.gpus:g}, but SLURM gives only whole ones")
         self.options = {name.replace("-", "_"): value for name, value in options.items()}
         self.minutes = minutes(self.options.pop("time", str(MINUTES)))
+        for name in OURS:
+            if not self.options.get(name, "0").isdecimal():
+                raise UsageError(f"--slurm {name} is '{self.options[name]}', but it takes a whole number")
+        if cluster == "slurm" and shutil.which("sbatch") is None:
+            raise UsageError("sbatch was not found: run this where SLURM is, or use --launcher ray or local")
         self.folder, self.cluster = folder.absolute(), cluster
         self.record = self.folder / "jobs.json"
         self.pause = 5.0 if cluster == "slurm" else 0.2
@@ -65,11 +69,12 @@ class Slurm(Remote):
         if new:
             executor = self._executor(submitit.AutoExecutor, max(order.cpus for order in new.values()))
             try:
-                with undisturbed() if self.cluster == "slurm" else nullcontext():  # processes would inherit deafness
+                deaf = undisturbed() if self.cluster == "slurm" else nullcontext()  # processes would inherit it
+                with deaf, redirect_stderr(io.StringIO()):
                     jobs = executor.map_array(Requeued(), list(new.values()))
                     self._jobs |= dict(zip(new, jobs, strict=True))
             except (self._unfinished, submitit.core.utils.FailedSubmissionError) as error:
-                what = (str(error).strip().splitlines() or ["no reason is given"])[-1]
+                what = (str(error).strip().splitlines() or ["no reason is given"])[0]
                 raise UsageError(f"SLURM does not take the jobs ({what}): mend --slurm") from error
         write_json(self.record, {str(orders[index].job.directory): job.job_id for index, job in self._jobs.items()})
 
