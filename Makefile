@@ -27,6 +27,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/predicting.py
+	$(BIN)/python benchmarks/herding.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -26,11 +26,13 @@ from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.errors import UsageError
 from equipoise.files import read_tensors
+from equipoise.learn.importance import mean_over_images
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit
 from equipoise.methods import registry
+from equipoise.methods.ewc import drawn_log_likelihood
 from equipoise.study.processes import _company, together
 from equipoise.testing import Trial, check_together, same
 
@@ -117,9 +119,13 @@ class Plain(Method):
         super().__post_init__()
         self.layer, self.idle = nn.Linear(12, 4), nn.Linear(3, 3)  # the second takes no part
 
+    def scores(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.layer(x.flatten(1))
+        return scores
+
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         self.seen.append(y)
-        return F.cross_entropy(self.layer(x.flatten(1)), y)
+        return F.cross_entropy(self.scores(x), y)
 
 
 def learn_plain() -> tuple[Plain, Fit]:
@@ -146,8 +152,16 @@ def two_do_what_one_does() -> None:
     assert counts.tolist() == [5, 5, 5, 5, 4 if ranks.first() else 3] * 3
     rows = fit.over(fit.step.images, lambda x: x.flatten(1))
     assert rows.shape == (47, 12)
-    sampled = ranks.total(torch.tensor(float(sum(len(x) for x, _ in fit.sample(fit.step.images, 41, batch=4)))))
+    sampled = ranks.total(torch.tensor(sum(len(x) for x, _ in fit.sample(fit.step.images, 41, batch=4))))
     assert sampled == 41
+    importance = fisher(shared, fit)
+    with ranks.alone():
+        torch.testing.assert_close(importance, fisher(shared, fit), rtol=1e-5, atol=1e-7)
+
+
+def fisher(method: Method, fit: Fit) -> Tensor:
+    samples = fit.sample(fit.step.images, 41, batch=4)
+    return mean_over_images(method, samples, drawn_log_likelihood, torch.square)["layer_weight"]
 
 
 def test_two_processes_do_what_one_does() -> None:

@@ -87,6 +87,11 @@ def tell(make: Callable[[], T]) -> T:
     return value
 
 
+def everybodys(error: EquipoiseError) -> EquipoiseError:
+    """An error that all processes have found alike, to be said by one."""
+    return error if first() else ToldError(str(error))
+
+
 def after_first(make: Callable[[], T]) -> T:
     """What each process makes for itself, the first before the others: what it downloads or keeps, they find."""
     made: list[T] = []

@@ -95,10 +95,8 @@ class Fit:
             self.method.train(not frozen)
             mean = self._epoch(images, together, schedule, optimizer, augment, (*self.key, stage), epoch)
             if not math.isfinite(mean):
-                raise RunError(
-                    f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}: "
-                    f"lower train.lr (now {schedule.lr:g})"
-                )
+                why = f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}"
+                raise ranks.everybodys(RunError(f"{why}: lower train.lr (now {schedule.lr:g})"))
             took = time.perf_counter() - began
             spent, self.seconds = spent + took, self.seconds + took
             if ranks.first():
@@ -172,10 +170,8 @@ class Fit:
     def features(self, images: Images) -> Tensor:
         features = self.over(images, self.method.features)
         if not features.any():
-            raise RunError(
-                f"every feature is zero after training step {self.step.index}: the network has died, "
-                f"so lower train.lr (now {self.schedule.lr:g}) or train longer"
-            )
+            why = f"every feature is zero after training step {self.step.index}: the network has died"
+            raise ranks.everybodys(RunError(f"{why}, so lower train.lr (now {self.schedule.lr:g}) or train longer"))
         return features
 
     def sample(self, images: Images, count: int, batch: int = 32) -> Iterator[tuple[Tensor, Tensor]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from equipoise import ranks
 from equipoise.data.images import Images
 from equipoise.errors import RunError
 from equipoise.learn.method import Method
@@ -50,11 +51,9 @@ def ask(fit: Fit, tests: Images) -> Predictions:
     """What the model says of ``tests``; a network that says the same of all has died, and that is an error."""
     said = predict_all(fit.method, tests, fit.augment, fit.runtime)
     if fit.step.seen > 1 and len(said.labels) > 1 and said.all_alike:
-        raise RunError(
-            f"every test image gets the same scores after step {fit.step.index}: the network has died, "
-            f"so lower train.lr (now {fit.schedule.lr:g})"
-            + (" or set method.clip=false" if getattr(fit.method, "clip", False) else "")
-        )
+        why = f"every test image gets the same scores after step {fit.step.index}: the network has died"
+        cure = " or set method.clip=false" if getattr(fit.method, "clip", False) else ""
+        raise ranks.everybodys(RunError(f"{why}, so lower train.lr (now {fit.schedule.lr:g}){cure}"))
     return said
 
 
