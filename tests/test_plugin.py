@@ -22,7 +22,7 @@ def test_a_plugin_is_found_through_its_entry_point_and_keeps_the_contract(tmp_pa
     ]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(EXAMPLE)])}
-    code = "from equipoise.testing import check_method; check_method('shrink')"
+    code = "from equipoise.testing import check_method; check_method('shrink', together=False)"
     for command in (["-c", code], ["-m", "equipoise", "methods", "shrink"]):
         done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr

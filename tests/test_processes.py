@@ -33,10 +33,10 @@ from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit
 from equipoise.methods import registry
 from equipoise.methods.ewc import drawn_log_likelihood
-from equipoise.study.processes import _company, together
+from equipoise.study.processes import company_of, together
 from equipoise.testing import Trial, check_together, same
 
-LONG = ("run", "digits", "--epochs", "50", "--steps", "2", "--threads", "1")
+LONG = ("run", "digits", "--epochs", "40", "--steps", "2", "--threads", "1")
 RUN = ("run", "digits", "--epochs", "3", "--threads", "1", "--json")
 
 
@@ -219,7 +219,8 @@ def test_srun_is_understood(pair: Path, tmp_path: Path) -> None:
     """What SLURM puts into the environment of two tasks."""
     slurm = {
         "SLURM_JOB_ID": free_port()[-4:],
-        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
         "SLURM_NTASKS": "2",
         "SLURM_NTASKS_PER_NODE": "2",
         "SLURM_NNODES": "1",
@@ -248,11 +249,13 @@ def children(pid: int) -> list[int]:
 
 
 def start_and_wait(out: Path) -> subprocess.Popen[str]:
-    """A long run by two processes, in the middle of its first step."""
+    """A long run by two processes, which has just finished an epoch."""
+    journal = out / "checkpoint/step/stages.json"
+    before = journal.stat().st_mtime_ns if journal.exists() else None
     command = equipoise(*LONG, "--devices", "2", "--out", str(out))
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     deadline = time.monotonic() + 60
-    while not (out / "checkpoint/step/stages.json").exists():
+    while not journal.exists() or journal.stat().st_mtime_ns == before:
         assert time.monotonic() < deadline, "no epoch was finished in a minute"
         assert run.poll() is None, run.communicate()
         time.sleep(0.1)
@@ -268,7 +271,7 @@ def gone(pids: Sequence[int]) -> bool:
     return True
 
 
-def test_a_killed_process_ends_the_run_with_a_sentence_and_any_number_go_on(tmp_path: Path) -> None:
+def test_a_run_by_two_that_is_killed_then_stopped_then_finished_by_one(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = start_and_wait(out)
     workers = children(run.pid)
@@ -278,21 +281,21 @@ def test_a_killed_process_ends_the_run_with_a_sentence_and_any_number_go_on(tmp_
     (sentence,) = err.splitlines()
     assert sentence.endswith("every finished epoch is saved, and the same command goes on from there")
     assert gone(workers)
-    done = go(*LONG, "--out", str(out))  # now one
-    assert done.returncode == 0, done.stderr
-    assert "going on" in done.stdout
-    assert json.loads((out / "summary.json").read_text())["last"] > 50
 
-
-def test_a_polite_end_reaches_every_process(tmp_path: Path) -> None:
-    run = start_and_wait(tmp_path / "run")
+    run = start_and_wait(out)
     workers = children(run.pid)
     run.terminate()
-    _, err = run.communicate(timeout=60)
+    said, err = run.communicate(timeout=60)
+    assert "going on" in said
     assert run.returncode == 130
     assert err.strip().startswith("stopped; every finished epoch is saved")
     assert len(err.strip().splitlines()) == 2
     assert gone(workers)
+
+    done = go(*LONG, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "going on" in done.stdout
+    assert json.loads((out / "summary.json").read_text())["last"] > 50
 
 
 def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
@@ -321,9 +324,11 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
         (Runtime(nodes=2), {}, "2 nodes must find one another"),
         (
             Runtime(devices=3),
-            {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"},
-            "1 × 2 processes were started from outside",
+            {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "RANK": "0"},
+            "torchrun started 1 × 2 processes",
         ),
+        (Runtime(), {"WORLD_SIZE": "4", "RANK": "1"}, "WORLD_SIZE is set, but torchrun has not"),
+        (Runtime(), {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "2"}, "3 tasks on 2 nodes"),
     ],
 )
 def test_impossible_companies_are_refused(
@@ -332,7 +337,7 @@ def test_impossible_companies_are_refused(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=sentence):
-        _company(runtime)
+        company_of(runtime)
 
 
 def test_no_process_is_no_number() -> None:

@@ -25,6 +25,15 @@ class RunError(EquipoiseError):
     """A run directory, checkpoint or training that cannot go on."""
 
 
+class ToldError(EquipoiseError):
+    """An error of the first of several processes, which tells it to the user; the others only end."""
+
+
+def sentence(error: OSError) -> str:
+    """What the system says is wrong, and with which file."""
+    return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """An error for a name nobody knows, with the nearest one that exists.
 

@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise.errors import EquipoiseError, RunError
+from equipoise.errors import EquipoiseError, RunError, ToldError, sentence
 
 T = TypeVar("T")
 _alone = False
 
 
-class ToldError(EquipoiseError):
-    """An error of the first process, which tells it to the user; the others only end."""
+GO_ON = "every finished epoch is saved, and the same command goes on from there"
 
 
 class LostError(RunError):
@@ -58,10 +57,9 @@ def company() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo raises no kind of its own
-        if world() > 1 and any(word in str(error) for word in ("gloo", "NCCL", "Connection closed", "peer")):
+        if world() > 1 and any(word in str(error) for word in ("gloo/transport", "NCCL", "Connection closed by peer")):
             raise LostError(
-                "another process of this run has ended: see what it said (killed? out of memory?); "
-                "every finished epoch is saved, and the same command goes on from there"
+                f"another process of this run has ended (see what it said, if anything): {GO_ON}"
             ) from error
         raise
 
@@ -71,12 +69,14 @@ def tell(make: Callable[[], T]) -> T:
     if world() == 1:
         return make()
     said: list[Any] = [None, None]
-    failure: EquipoiseError | None = None
+    failure: Exception | None = None
     if first():
         try:
             said[0] = make()
         except EquipoiseError as error:
             failure, said[1] = error, str(error)
+        except OSError as error:
+            failure, said[1] = error, sentence(error)
     with company():
         dist.broadcast_object_list(said, src=0)
     if failure is not None:
@@ -116,6 +116,17 @@ def share(batch: Tensor) -> Tensor:
 def weight(batch: Tensor) -> float:
     """What this process's mean loss counts: the mean over all processes is then the mean over the batch."""
     return len(share(batch)) * world() / len(batch) if len(batch) >= 2 * world() else 1.0
+
+
+def mean_of_some(values: Tensor, batch: int) -> Tensor:
+    """The mean of what only some images of a batch have, where this process has ``batch`` of its images.
+
+    A loss is a mean over a share, and shares are weighted by their size; such a part would weigh wrongly, for a share
+    may have more or fewer of those images.
+    """
+    some, everything = total(torch.tensor([float(len(values)), float(batch)])).tolist()
+    mean: Tensor = values.sum() * (everything / (batch * max(some, 1.0)))
+    return mean
 
 
 def rows(mine: dict[int, Tensor], sizes: list[int]) -> Tensor:

@@ -283,6 +283,34 @@ def _learn_together(trials: Sequence[Trial]) -> None:
         for index in range(1, len(experiment.stream) + 1):
             learn(experiment, index)
             _check_agreement(experiment, index)
+            if index == 1:
+                _check_gradient(trial, experiment)
+
+
+def _check_gradient(trial: Trial, learned: Experiment) -> None:
+    """The gradients of the shares make up that of the batch, without batch norm's part in it."""
+    experiment = trial.experiment()
+    experiment.method.load_state_dict(state_of(learned.method))
+    experiment.memory.restore(learned.memory.rows().items(), experiment.stream.train.store)
+    fit = experiment.fit(experiment.stream[2])
+    method = experiment.method
+    method.begin(fit.step, fit)
+    images = fit.images
+    if images is None:
+        return
+    method.eval()
+    batch = torch.arange(0, len(images), max(len(images) // 21, 1))[:21]
+
+    def gradient(where: Tensor, weight: float) -> Tensor:
+        method.zero_grad()
+        (weight * method.loss(experiment.augment.plain(images, where), images.labels[where])).backward()
+        return torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
+
+    shared = ranks.total(gradient(ranks.share(batch), ranks.weight(batch))) / ranks.world()
+    with ranks.alone():
+        whole = gradient(batch, 1.0)
+    error = (shared - whole).norm() / whole.norm()
+    assert error < 1e-4, f"{trial.name}: the shares of a batch have another gradient than the batch ({error:.1e} of it)"
 
 
 def _check_agreement(experiment: Experiment, index: int) -> None:

@@ -15,8 +15,9 @@ from cyclopts import CycloptsError
 
 from equipoise.cli import data, model, study  # noqa: F401 - they add their commands
 from equipoise.cli.base import app
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, ToldError, sentence
 from equipoise.signals import undisturbed
+from equipoise.started import speaks
 
 RESUMED = ("run", "compare", "ablate", "learn")
 """Commands that go on where they stopped."""
@@ -34,17 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             _load_engine(tokens[0])
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)")
+        _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)", silent=not speaks())
     except EquipoiseError as error:
-        if type(error).__name__ == "ToldError":  # the first of several processes says it
-            sys.exit(2)
-        _fail(str(error))
+        _fail(str(error), silent=isinstance(error, ToldError))
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # whoever read our output has left
             _mute()
             sys.exit(1)
         _mute()
-        _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        _fail(sentence(error))
     except KeyboardInterrupt:
         print(f"\nstopped{_how_to_go_on(tokens)}", file=sys.stderr)
         sys.exit(130)
@@ -77,6 +76,7 @@ def _command(tokens: Sequence[str]) -> str:
     return f"{tokens[0]} " if tokens and not tokens[0].startswith("-") else ""
 
 
-def _fail(sentence: str) -> NoReturn:
-    print(f"equipoise: {sentence}", file=sys.stderr)
+def _fail(why: str, silent: bool = False) -> NoReturn:
+    if not silent:
+        print(f"equipoise: {why}", file=sys.stderr)
     sys.exit(2)

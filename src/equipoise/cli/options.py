@@ -34,7 +34,7 @@ class Common:
     threads: Annotated[int | None, Parameter(help="CPU threads of a process.")] = None
     devices: Annotated[
         int | None,
-        Parameter(help="Processes on each machine that learn together, each with a GPU of its own."),
+        Parameter(help="Processes on each machine that learn together, each with a GPU (or cores) of its own."),
     ] = None
     nodes: Annotated[int | None, Parameter(help="Machines that learn together: see docs/scale.md.")] = None
     compile_: Annotated[

@@ -14,6 +14,7 @@ from equipoise.cli.base import STUDIES, Flag, app
 from equipoise.cli.launch import Launch
 from equipoise.cli.options import Common, Options, step_count
 from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.started import said_once, speaks
 
 NO_OPTIONS = Options()
 Shared = Annotated[Options, Parameter(name="*")]
@@ -53,15 +54,18 @@ def run(
         Show what would be learned, and how long it would take, and stop.
     """
     from equipoise.study.experiment import Experiment, default_directory, estimate, load_data
-    from equipoise.study.processes import Work, launch, speaks
+    from equipoise.study.processes import Work, company_of, launch
     from equipoise.study.recipe import resolve
     from equipoise.study.trackers import make_trackers
 
-    settings = resolve(dataset, method, options.recipe, seed, options.overrides())
+    with said_once():
+        settings = resolve(dataset, method, options.recipe, seed, options.overrides())
+        company_of(settings.runtime)
+        make_trackers(options.track)
     if dry_run:
-        _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json, estimate)
+        if speaks():
+            _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json, estimate)
         return
-    make_trackers(options.track)  # a wrong name is found before anything starts
     out = out or default_directory(settings)
     load = partial(load_data, settings, options.data_root)
     launch(Work(settings, out, load, partial(_reporter, json, quiet, options.track)))
@@ -117,7 +121,9 @@ def _show_plan(experiment: Any, json: bool, estimate: Any) -> None:
     print(f"{plan['method']} on {plan['dataset']}, recipe {plan['recipe']}, {plan['backbone']}:")
     for index, (size, images) in enumerate(zip(stream.sizes, loads, strict=True), 1):
         print(f"  step {index}: {size} new classes, {images:,} images × {plan['epochs']} epochs")
-    print(f"about {duration(plan['seconds'])} of training on this machine")
+    runtime = settings.runtime
+    alone = ", by one process" if runtime.devices * runtime.nodes > 1 else ""
+    print(f"about {duration(plan['seconds'])} of training on this machine{alone}")
 
 
 @app.command(group=STUDIES)

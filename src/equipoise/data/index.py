@@ -18,7 +18,7 @@ from equipoise.errors import RunError
 from equipoise.files import write_atomically
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-VERSION = 1
+VERSION = 2
 WORTH_KEEPING = 10_000
 """Files; fewer are listed faster than a cache is found."""
 SETTLED = 2 * 10**9
@@ -108,8 +108,8 @@ def list_images(root: Path, classes: Sequence[str]) -> Listing:
     stale = [name for name, stamp in stamps.items() if name not in known or known[name][0] != stamp]
     now = time.time_ns()
     for name in counted(stale, len(stale), f"indexing {root}", "classes"):
-        settled = now - stamps[name] > SETTLED
-        known[name] = stamps[name] if settled else -1, _scan(place / name)
+        settled = now - stamps[name][0] > SETTLED
+        known[name] = stamps[name] if settled else (-1, -1), _scan(place / name)
     if stale and sum(count(names) for _, names in known.values()) >= WORTH_KEEPING:
         with suppress(OSError, RunError):  # without it the next run takes seconds longer, nothing else
             _remember(file, place, known)
@@ -126,13 +126,17 @@ def cache_home() -> Path:
     return Path(pooch.os_cache("equipoise"))
 
 
-def _changed(folder: Path) -> int | None:
-    """When names in a folder last changed; None if there is no such folder."""
+Stamp = tuple[int, int]
+"""When names in a folder last changed, as told by two clocks: one can be set back, the other cannot."""
+
+
+def _changed(folder: Path) -> Stamp | None:
+    """None if there is no such folder."""
     try:
         state = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return state.st_mtime_ns if stat.S_ISDIR(state.st_mode) else None
+    return (state.st_mtime_ns, state.st_ctime_ns) if stat.S_ISDIR(state.st_mode) else None
 
 
 def _scan(folder: Path) -> bytes:
@@ -140,7 +144,7 @@ def _scan(folder: Path) -> bytes:
         return pack(sorted(e.name for e in entries if e.name.lower().endswith(ENDINGS) and e.is_file()))
 
 
-Known = dict[str, tuple[int, bytes]]
+Known = dict[str, tuple[Stamp, bytes]]
 """Of each class folder: when it last changed, and the packed names in it."""
 
 
@@ -172,7 +176,8 @@ def _recall(file: Path, root: Path) -> Known:
             folders, names = unpack(saved["folders"].tobytes()), saved["names"].tobytes()
             ends = saved["ends"].tolist()
             parts = [names[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-            return dict(zip(folders, zip(saved["stamps"].tolist(), parts, strict=True), strict=True))
+            stamps = [(changed, touched) for changed, touched in saved["stamps"].tolist()]
+            return dict(zip(folders, zip(stamps, parts, strict=True), strict=True))
     except Exception:  # a damaged file may raise anything; nothing of it has run, and it is made again
         return {}
 

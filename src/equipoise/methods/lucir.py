@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise import ranks
 from equipoise.data.stream import Step
 from equipoise.learn.head import Head
 from equipoise.learn.method import Method
@@ -68,12 +69,10 @@ class LUCIR(Method):
     def ranking(self, features: Tensor, y: Tensor) -> Tensor:
         """Eq. 8: an old image's own cosine exceeds those of its K nearest new classes by the margin."""
         is_old = y < self.old
-        if not is_old.any():
-            return features.new_zeros(())
         cosines = F.normalize(features[is_old], dim=1) @ F.normalize(self.head.weight, dim=1).T  # without the scale
         own = cosines.gather(1, y[is_old, None])
         rivals = cosines[:, self.old :].topk(min(self.rivals, self.new), 1).values
-        return F.relu(self.margin - own + rivals).mean()
+        return ranks.mean_of_some(F.relu(self.margin - own + rivals).mean(1), len(y))
 
     def after_update(self) -> None:
         """Authors' code: the weights of old classes stand still."""

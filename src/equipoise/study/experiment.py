@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 import time
@@ -22,7 +21,6 @@ from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
 from equipoise.errors import DataError, UsageError
-from equipoise.files import read_json
 from equipoise.learn.method import Method
 from equipoise.learn.nets import Architecture
 from equipoise.learn.trainer import Fit
@@ -42,12 +40,6 @@ class Result:
     rows: list[dict[str, Any]]
     """The lines of metrics.jsonl."""
     summary: dict[str, float | None]
-
-    @staticmethod
-    def read(directory: Path) -> Result:
-        """What a finished run left in its directory."""
-        lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return Result(directory, [json.loads(line) for line in lines], read_json(directory / "summary.json"))
 
 
 def default_directory(settings: Settings) -> Path:

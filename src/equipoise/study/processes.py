@@ -6,12 +6,15 @@ the business of ``ranks`` and of the training loop.
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,14 +30,16 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from equipoise import errors, ranks
 from equipoise.data.dataset import Dataset
-from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.errors import EquipoiseError, RunError, ToldError, UsageError, sentence
+from equipoise.files import read_json, write_json
 from equipoise.learn.runtime import Runtime
+from equipoise.started import Started, said_once, started
 from equipoise.study.experiment import Result, execute
 from equipoise.study.progress import Reporter
 from equipoise.study.recipe import Settings
 
-Starter = Literal["here", "torchrun", "srun"]
-GO_ON = "every finished epoch is saved, and the same command goes on from there"
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 @dataclass(frozen=True)
@@ -50,33 +55,56 @@ class Work:
 
 def launch(work: Work) -> Result:
     """Run ``work`` in as many processes as its runtime asks for, or as torchrun or srun have started."""
-    devices, nodes, starter = _company(work.settings.runtime)
-    if devices * nodes == 1:
+    company = company_of(work.settings.runtime)
+    if company.devices * company.nodes == 1:
         return _with_reporter(work)
-    fabric = _fabric(work.settings.runtime, devices, nodes, starter)
-    if starter != "here":
-        fabric.launch()
-        try:
-            return _join_in(fabric, work)
-        finally:
-            _part()
-    _spawn(fabric, partial(_join_in, work=work))
-    return Result.read(work.directory)
+    runtime = replace(work.settings.runtime, devices=company.devices, nodes=company.nodes)
+    work = replace(work, settings=replace(work.settings, runtime=runtime))
+    fabric = _fabric(runtime, company)
+    if company.by == "user":
+        with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
+            answer = Path(folder) / "result.json"
+            _spawn(fabric, partial(_answer, work=work, answer=answer))
+            told = read_json(answer)
+            return Result(work.directory, told["rows"], told["summary"])
+    fabric.launch()
+    try:
+        result = _join_in(fabric, work)
+    except BaseException as error:
+        # while others are still in a collective, to tear the connections down in good order may take for ever
+        atexit.register(_leave, 130 if isinstance(error, KeyboardInterrupt) else 2)
+        raise
+    dist.destroy_process_group()
+    return result
+
+
+def _answer(fabric: Fabric, work: Work, answer: Path) -> None:
+    """What a process does that was started here, and how whoever started it learns of the result."""
+    result = _join_in(fabric, work)
+    if fabric.local_rank == 0:
+        write_json(answer, {"rows": result.rows, "summary": result.summary})
 
 
 def together(function: Callable[[], object], processes: int = 2) -> None:
     """Call ``function`` in several new processes of this machine, which form one company."""
-    _spawn(_fabric(Runtime(), processes, 1, "here"), partial(_called, function=function))
+    _spawn(_fabric(Runtime(), Started(devices=processes)), partial(_called, function=function))
 
 
-def _called(fabric: Any, function: Callable[[], object]) -> None:
+def _called(fabric: Fabric, function: Callable[[], object]) -> None:
     function()
 
 
-def _spawn(fabric: Any, function: Callable[[Any], object]) -> None:
+def _spawn(fabric: Fabric, function: Callable[[Fabric], object]) -> None:
     """Start the processes, wait for them, and say in a sentence what went wrong in any of them."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns where a stage trains all of the network
+    port = os.environ.get("MASTER_PORT")
     said: SimpleQueue[tuple[str, str]] = multiprocessing.get_context("spawn").SimpleQueue()
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"this cannot be handed to other processes ({error}): define it at the top of a file"
+        ) from error
     try:
         fabric.launch(partial(_child, function=function, said=said))
     except (ProcessExitedException, ProcessRaisedException) as error:
@@ -84,51 +112,38 @@ def _spawn(fabric: Any, function: Callable[[Any], object]) -> None:
         raise
     finally:
         _end_children()
-
-
-def speaks() -> bool:
-    """Whether this process is the one that talks to the user: of those that torchrun or srun started, the first."""
-    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0) == 0
+        if port is None:  # Fabric leaves the one it has found in the environment, for everybody
+            os.environ.pop("MASTER_PORT", None)
 
 
 def refuse_company(what: str) -> None:
     """For what starts its own processes, and makes no sense many times over."""
-    starter = _company(Runtime())[2]
-    if starter != "here":
-        sentence = f"{starter} is for `equipoise run`: {what} starts processes itself, so leave {starter} out"
-        raise UsageError(sentence) if speaks() else ranks.ToldError(sentence)
+    by = started().by
+    if by != "user":
+        with said_once():
+            raise UsageError(f"{by} is for `equipoise run`: {what} starts processes itself, so leave {by} out")
 
 
-def _company(runtime: Runtime) -> tuple[int, int, Starter]:
-    """Processes a node, nodes, and who starts them."""
-    world = os.environ
-    starter: Starter = "here"
-    devices, nodes = 0, 0
-    if "TORCHELASTIC_RUN_ID" in world:
-        starter = "torchrun"
-        devices = int(world["LOCAL_WORLD_SIZE"])
-        nodes = int(world["WORLD_SIZE"]) // devices
-    elif "SLURM_STEP_ID" in world and int(world.get("SLURM_NTASKS", 1)) > 1:
-        starter = "srun"
-        nodes = int(world.get("SLURM_NNODES", 1))
-        devices = int(world["SLURM_NTASKS"]) // nodes
-    if devices:
-        asked = runtime.devices, runtime.nodes
-        if asked not in ((1, 1), (devices, nodes)):
+def company_of(runtime: Runtime) -> Started:
+    """Those that will learn together: as many as were started from outside, or else as many as the runtime asks for."""
+    found = started()
+    asked = runtime.devices, runtime.nodes
+    if found.by != "user":
+        if asked not in ((1, 1), (found.devices, found.nodes)):
             raise UsageError(
-                f"{nodes} × {devices} processes were started from outside, and --nodes × --devices "
+                f"{found.by} started {found.nodes} × {found.devices} processes, and --nodes × --devices "
                 f"say {runtime.nodes} × {runtime.devices}: leave them out"
             )
-        return devices, nodes, starter
-    if runtime.nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} <= world.keys():
+        return found
+    if runtime.nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} <= os.environ.keys():
         raise UsageError(
             f"{runtime.nodes} nodes must find one another: start the command with torchrun or srun, or on each node "
             "with MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment"
         )
-    return runtime.devices, runtime.nodes, starter
+    return replace(found, devices=runtime.devices, nodes=runtime.nodes)
 
 
-def _fabric(runtime: Runtime, devices: int, nodes: int, starter: Starter) -> Any:
+def _fabric(runtime: Runtime, company: Started) -> Fabric:
     from lightning_fabric import Fabric
     from lightning_fabric.plugins import environments
     from lightning_fabric.strategies.ddp import DDPStrategy
@@ -136,22 +151,22 @@ def _fabric(runtime: Runtime, devices: int, nodes: int, starter: Starter) -> Any
     _hush()
     kind = torch.device(runtime.device)
     if kind.index is not None or kind.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {runtime.device} is one device, and {devices * nodes} processes want one each")
+        raise UsageError(f"--device {runtime.device} is one device, and several processes want one each: leave it out")
     backend = "gloo" if kind.type == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         environment = {
-            "here": environments.LightningEnvironment,
+            "user": environments.LightningEnvironment,
             "torchrun": environments.TorchElasticEnvironment,
             "srun": partial(environments.SLURMEnvironment, auto_requeue=False),
-        }[starter]()
+        }[company.by]()
         strategy = DDPStrategy(
             cluster_environment=environment,
             process_group_backend=backend,
-            start_method="spawn" if starter == "here" else "popen",
+            start_method="spawn" if company.by == "user" else "popen",
         )
-        return Fabric(accelerator=kind.type, devices=devices, num_nodes=nodes, strategy=strategy)
+        return Fabric(accelerator=kind.type, devices=company.devices, num_nodes=company.nodes, strategy=strategy)
     except Exception as error:  # Fabric has its own kinds
-        raise UsageError(f"{devices} devices of kind {kind.type} cannot be had here: {error}") from error
+        raise UsageError(f"{company.devices} devices of kind {kind.type} cannot be had here: {error}") from error
 
 
 def _hush() -> None:
@@ -163,7 +178,7 @@ def _hush() -> None:
 _hush()  # in a new process, Fabric speaks before we are called
 
 
-def _child(fabric: Any, function: Callable[[Any], object], said: SimpleQueue[tuple[str, str]]) -> None:
+def _child(fabric: Fabric, function: Callable[[Fabric], object], said: SimpleQueue[tuple[str, str]]) -> None:
     """What a process that was started here does."""
     for end in (signal.SIGTERM, signal.SIGINT):  # the latter comes, too, when whoever started us is gone
         signal.signal(end, signal.default_int_handler)
@@ -172,21 +187,35 @@ def _child(fabric: Any, function: Callable[[Any], object], said: SimpleQueue[tup
             stream.reconfigure(errors="replace")
     try:
         function(fabric)
-    except EquipoiseError as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are ending, and nobody wants to see where
-        if not isinstance(error, ranks.ToldError):
-            said.put((type(error).__name__, str(error)))
-        sys.exit(1)
-    except Exception:
+    except BaseException as error:
+        _say(error, said)
+        _leave(130 if isinstance(error, KeyboardInterrupt) else 1)
+    dist.destroy_process_group()
+
+
+def _say(error: BaseException, said: SimpleQueue[tuple[str, str]]) -> None:
+    """To whoever started us, what they do not know yet."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are ending, and nobody wants to see where
+    if isinstance(error, OSError):
+        said.put((RunError.__name__, sentence(error)))
+    elif isinstance(error, EquipoiseError) and not isinstance(error, ToldError):
+        said.put((type(error).__name__, str(error)))
+    elif isinstance(error, Exception) and not isinstance(error, EquipoiseError):
         said.put(("", traceback.format_exc()[-4000:]))
-        raise
-    finally:
-        _part()
 
 
-def _join_in(fabric: Any, work: Work) -> Result:
+def _leave(code: int) -> NoReturn:
+    """Now: while others wait for us, to tear the connections down in good order may take for ever."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _join_in(fabric: Fabric, work: Work) -> Result:
     """Do this process's part."""
-    runtime = replace(work.settings.runtime, device=str(fabric.device), threads=_threads(work, fabric))
+    runtime = work.settings.runtime
+    runtime = replace(runtime, device=str(fabric.device), threads=_threads(runtime, fabric.device))
     mine = replace(work, settings=replace(work.settings, runtime=runtime))
     first = ranks.first()
     try:
@@ -194,12 +223,7 @@ def _join_in(fabric: Any, work: Work) -> Result:
     except (ranks.LostError, KeyboardInterrupt) as error:
         if first:
             raise
-        raise ranks.ToldError(str(error)) from error  # one voice is enough
-
-
-def _part() -> None:
-    with suppress(RuntimeError):  # from those who are already gone
-        dist.destroy_process_group()
+        raise ToldError(str(error)) from error  # one voice is enough
 
 
 def _with_reporter(work: Work) -> Result:
@@ -210,12 +234,11 @@ def _with_reporter(work: Work) -> Result:
         reporter.close()
 
 
-def _threads(work: Work, fabric: Any) -> int | None:
+def _threads(runtime: Runtime, device: torch.device) -> int | None:
     """Processes on one machine share its cores."""
-    if work.settings.runtime.threads is not None or fabric.device.type != "cpu":
-        return work.settings.runtime.threads
-    here: int = fabric.strategy.num_processes
-    return max(1, (os.cpu_count() or 1) // here)
+    if runtime.threads is not None or device.type != "cpu":
+        return runtime.threads
+    return max(1, (os.cpu_count() or 1) // runtime.devices)
 
 
 def _explain(
@@ -225,14 +248,23 @@ def _explain(
     heard = []
     while not said.empty():
         heard.append(said.get())
-    for kind, sentence in sorted(heard, reverse=True):  # a trace of a mistake of ours comes last
+    for kind, words in sorted(heard, reverse=True):  # a trace of a mistake of ours comes last
         if kind != ranks.LostError.__name__:
-            raise getattr(errors, kind, RuntimeError)(sentence) from error
+            raise getattr(errors, kind, RuntimeError)(words) from error
     if isinstance(error, ProcessExitedException) and error.signal_name:
-        who = f"process {error.error_index + 1} of {processes}"
-        raise RunError(f"{who} was killed ({error.signal_name}; out of memory?): {GO_ON}") from error
-    for _, sentence in heard:
-        raise RunError(sentence) from error
+        why = "SIGKILL; out of memory?" if error.signal_name == "SIGKILL" else error.signal_name
+        raise RunError(f"process {error.error_index + 1} of {processes} was killed ({why}): {ranks.GO_ON}") from error
+    for _, words in heard:
+        raise RunError(words) from error
+    if isinstance(error, ProcessExitedException) and error.exit_code == 130:
+        raise KeyboardInterrupt from error
+    if "DistNetworkError" in str(error):
+        raise RunError("the processes cannot meet: MASTER_PORT is in use or no port, so choose another") from error
+    if isinstance(error, ProcessExitedException):
+        raise RunError(
+            f"process {error.error_index + 1} of {processes} could not start (exit code {error.exit_code}): "
+            'a script that learns in several processes is a file, and does so under `if __name__ == "__main__":`'
+        ) from error
 
 
 def _end_children() -> None:

@@ -47,10 +47,21 @@ def check_share(share: float) -> None:
 
 def class_folders(root: Path) -> list[str]:
     """The names of the class folders, sorted."""
-    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    names = sorted(entry.name for entry in os.scandir(root) if _is_dir(entry) and not entry.name.startswith("."))
     if not names:
         raise DataError(f"{root} has no class folders: make one folder a class, with its images inside")
+    for name in names:
+        readable = name.encode(errors="replace").decode()
+        if readable != name:
+            raise DataError(f"the class folder {root}/{readable} has a name that is not UTF-8: rename it")
     return names
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads in a circle
+        return False
 
 
 def files(root: Path, classes: list[str], size: int, margin: float = 1.0) -> Images:

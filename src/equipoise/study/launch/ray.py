@@ -98,7 +98,7 @@ def _connect(address: str) -> Any:
         what = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(
             f"no Ray cluster at {address} takes us in ({what}): start one with `ray start --head`, "
-            "or leave --ray-address out"
+            "or leave --ray-address and RAY_ADDRESS out"
         ) from error
     finally:
         signal.signal(signal.SIGTERM, polite_kill)  # Ray's own handler would leave without stopping the runs

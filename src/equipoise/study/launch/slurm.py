@@ -10,13 +10,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, redirect_stderr
+from contextlib import ExitStack, nullcontext, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import UsageError
-from equipoise.files import read_json, write_json
+from equipoise.files import locked, read_json, write_json
 from equipoise.signals import undisturbed
 from equipoise.study.launch.remote import Order, Remote, Share, carry_out
 
@@ -59,6 +59,8 @@ class Slurm(Remote):
         logging.getLogger("submitit").setLevel(logging.ERROR)
         self._unfinished = submitit.core.utils.UncompletedJobError
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._alone = ExitStack()
+        self._alone.enter_context(locked(self.folder))  # another command would take our jobs for a dead one's
         known = read_json(self.record) if self.record.exists() else {}
         queued = self._queued()
         for index, order in orders.items():  # of a command that was killed: its jobs live on
@@ -76,7 +78,9 @@ class Slurm(Remote):
             except (self._unfinished, submitit.core.utils.FailedSubmissionError) as error:
                 what = (str(error).strip().splitlines() or ["no reason is given"])[0]
                 raise UsageError(f"SLURM does not take the jobs ({what}): mend --slurm") from error
-        write_json(self.record, {str(orders[index].job.directory): job.job_id for index, job in self._jobs.items()})
+        mine = {str(orders[index].job.directory): job.job_id for index, job in self._jobs.items()}
+        self._others = {place: id_ for place, id_ in known.items() if place not in mine and id_ in queued}
+        write_json(self.record, self._others | mine)
 
     def _executor(self, kind: Any, cpus: int) -> Any:
         limits = {f"{cluster}_max_num_timeout": REQUEUES for cluster in ("slurm", "local")}
@@ -127,7 +131,16 @@ class Slurm(Remote):
         return set(asked.stdout.split())
 
     def stop(self) -> None:
-        self.record.unlink(missing_ok=True)
+        if not hasattr(self, "_alone"):
+            return
+        with self._alone:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if getattr(self, "_others", None):
+            write_json(self.record, self._others)
+        else:
+            self.record.unlink(missing_ok=True)
         for job in self._jobs.values():
             job.cancel(check=False)
             job.paths.submitted_pickle.unlink(missing_ok=True)
