@@ -22,6 +22,7 @@ from equipoise.data.check import Finding, check
 from equipoise.data.images import decode
 from equipoise.data.sources import load
 from equipoise.data.stream import ClassStream
+from equipoise.errors import DataError
 
 SYNSETS = [f"n{number:08d}" for number in range(1000)]
 
@@ -231,3 +232,19 @@ def test_what_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("equipoise.data.index._scan", refuse)
     (fault,) = check("folder", root).faults
     assert fault.sentence() == f"{root}/train/cat cannot be read (Permission denied): see who may"
+
+
+def test_a_class_name_that_is_not_utf8_is_refused_by_check_and_run(tmp_path: Path) -> None:
+    for name in (b"caf\xe9", b"tea"):
+        folder = tmp_path / os.fsdecode(name)
+        folder.mkdir()
+        for number in range(2):
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(folder / f"{number}.png")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")  # and a link that leads in a circle is no class
+    with pytest.raises(DataError, match=r"caf\? has a name that is not UTF-8: rename it"):
+        load("folder", tmp_path)
+    (fault,) = check("folder", tmp_path).faults
+    assert "not UTF-8" in fault.what
+    (tmp_path / os.fsdecode(b"caf\xe9")).rename(tmp_path / "coffee")
+    assert load("folder", tmp_path).classes == ("coffee", "tea")
+    assert check("folder", tmp_path).complete

@@ -80,7 +80,8 @@ def survey(root: Path) -> Survey:
 def _refuse_parts(root: Path) -> None:
     inside = [entry for entry in _entries(root) if _is_dir(entry)]
     if inside and {entry.name.lower() for entry in inside} <= PARTS:
-        raise DataError(f"{root} holds {inside[0].name} and the like, not classes: name the folder {inside[0].path}")
+        part = min(inside, key=lambda entry: (entry.name.lower() != "train", entry.name))
+        raise DataError(f"{root} holds {part.name} and the like, not classes: name the folder {part.path}")
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
