@@ -381,7 +381,7 @@ def test_ctrl_c_leaves_nothing_of_our_own_cluster_behind(tmp_path: Path, ray_env
     recipe = tmp_path / "wild.toml"
     recipe.write_text(WILD)
     out = tmp_path / "out"
-    settings = ("--seeds", "0", "--steps", "5,5", "--epochs", "30", "--recipe", recipe)
+    settings = ("--seeds", "0", "--steps", "5,5", "--epochs", "15", "--recipe", recipe)
     driver = start("compare", "digits", *LONG[:2], *settings, "--launcher", "ray", "--out", out, **ray_environment)
     wait_for(lambda: (out / "compare.json").exists() and list((out / "wa").rglob("stages.json")), driver)
     ours = descendants(driver.pid)
@@ -392,7 +392,7 @@ def test_ctrl_c_leaves_nothing_of_our_own_cluster_behind(tmp_path: Path, ray_env
     assert complaints.count("ce, seed 0 failed: ") == 1
     assert "every finished epoch is saved, and the same command goes on from there" in complaints
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ours))
-    overrides = {"train": {"epochs": 30}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
+    overrides = {"train": {"epochs": 15}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
     table = compare(cells(seeds="0", recipe=str(recipe), overrides=overrides), out)  # any launcher goes on
     assert [entry["label"] for entry in table["entries"]] == ["wa"]
     assert [(run["label"], "loss" in run["error"]) for run in table["failed"]] == [("ce", True)]

@@ -37,7 +37,7 @@ from equipoise.study.processes import company_of, together
 from equipoise.testing import Trial, check_together, same
 
 LONG = ("run", "digits", "--epochs", "25", "--steps", "2", "--threads", "1")
-RUN = ("run", "digits", "--epochs", "3", "--threads", "1", "--json")
+RUN = ("run", "digits", "--epochs", "2", "--steps", "2", "--threads", "1", "--json")
 
 
 def equipoise(*arguments: str) -> list[str]:
@@ -79,7 +79,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = go(*RUN, "--devices", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 6  # five steps and the summary, told once
+    assert len(done.stdout.splitlines()) == 3  # two steps and the summary, told once
     return out
 
 
@@ -171,7 +171,8 @@ def test_two_processes_do_what_one_does() -> None:
 @pytest.mark.slow
 def test_every_method_agrees_across_processes() -> None:
     """Bit-equal weights and memory after every step, and the judgement of one process: the contract of each method."""
-    check_together([Trial(name, {}) for name in registry() if name != "replay"])  # which is ce
+    alike = ("replay", "ce", "ce+wa", "ce+kd")  # wa with parts of it left out
+    check_together([Trial(name, {}) for name in registry() if name not in alike])
 
 
 def differ_after_learning() -> None:
@@ -211,7 +212,7 @@ def test_torchrun_on_two_nodes_equals_processes_of_our_own(pair: Path, tmp_path:
     ]
     said = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
-    assert sorted(len(out.splitlines()) for out, _ in said) == [0, 6]  # one of them speaks
+    assert sorted(len(out.splitlines()) for out, _ in said) == [0, 3]  # one of them speaks
     assert same(final(tmp_path / "run"), final(pair))
 
 
