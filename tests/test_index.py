@@ -81,9 +81,9 @@ def test_any_paths_come_back_and_have_the_fingerprint_they_always_had(tree: list
 
 def test_rows_know_their_folder_also_behind_empty_ones() -> None:
     listing = {"a": pack(["1", "2"]), "b": pack([]), "c": pack(["3"])}
-    index = Index.of_tree(Path("/root"), listing)
+    index = Index.of_tree(Path("/tree"), listing)
     assert index.labels().tolist() == [0, 0, 2]
-    assert index.paths(np.array([2, 0])) == ["/root/c/3", "/root/a/1"]
+    assert index.paths(np.array([2, 0])) == ["/tree/c/3", "/tree/a/1"]
     assert unpack(listing["a"]) == ["1", "2"]
     assert list(map(count, listing.values())) == [2, 0, 1]
 

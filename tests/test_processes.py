@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -33,7 +34,9 @@ from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit
 from equipoise.methods import registry
 from equipoise.methods.ewc import drawn_log_likelihood
-from equipoise.study.processes import company_of, together
+from equipoise.methods.wa import WA
+from equipoise.started import speaks
+from equipoise.study.processes import _end_children, company_of, together
 from equipoise.testing import Trial, check_together, same
 
 LONG = ("run", "digits", "--epochs", "25", "--steps", "2", "--threads", "1")
@@ -177,8 +180,6 @@ def test_every_method_agrees_across_processes() -> None:
 
 def differ_after_learning() -> None:
     """A method whose processes go their own ways must be found out."""
-    from equipoise.methods.wa import WA
-
     WA.after_update = lambda self: self.head.weight.data.add_(ranks.rank())  # type: ignore[assignment,method-assign]
     from equipoise.testing import _learn_together
 
@@ -344,3 +345,27 @@ def test_impossible_companies_are_refused(
 def test_no_process_is_no_number() -> None:
     with pytest.raises(UsageError, match="devices is 0, but at least 1 is needed"):
         Runtime(devices=0)
+
+
+def test_a_method_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    monkeypatch.setattr(WA, "shares", False)
+    with pytest.raises(UsageError, match="wa cannot be learned by several processes: use --devices 1"):
+        Trial("wa", {}).experiment()
+
+
+def test_whoever_nobody_can_place_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert speaks()
+
+
+def test_children_of_the_caller_are_left_alone() -> None:
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    child.start()
+    try:
+        _end_children(multiprocessing.active_children())
+        assert child.is_alive()
+        _end_children([])
+        assert not child.is_alive()
+    finally:
+        child.kill()

@@ -41,8 +41,11 @@ def started() -> Started:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that talks to the user."""
-    return started().rank == 0
+    """Whether this process is the one that talks to the user; one that nobody can place does."""
+    try:
+        return started().rank == 0
+    except UsageError:
+        return True
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -97,7 +98,7 @@ def _called(fabric: Fabric, function: Callable[[], object]) -> None:
 def _spawn(fabric: Fabric, function: Callable[[Fabric], object]) -> None:
     """Start the processes, wait for them, and say in a sentence what went wrong in any of them."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns where a stage trains all of the network
-    port = os.environ.get("MASTER_PORT")
+    port, others = os.environ.get("MASTER_PORT"), multiprocessing.active_children()
     said: SimpleQueue[tuple[str, str]] = multiprocessing.get_context("spawn").SimpleQueue()
     try:
         pickle.dumps(function)
@@ -111,7 +112,7 @@ def _spawn(fabric: Fabric, function: Callable[[Fabric], object]) -> None:
         _explain(error, said, fabric.world_size)
         raise
     finally:
-        _end_children()
+        _end_children(others)
         if port is None:  # Fabric leaves the one it has found in the environment, for everybody
             os.environ.pop("MASTER_PORT", None)
 
@@ -267,9 +268,9 @@ def _explain(
         ) from error
 
 
-def _end_children() -> None:
-    """No process outlives the command, however that ends."""
-    children = multiprocessing.active_children()
+def _end_children(others: list[BaseProcess]) -> None:
+    """None of ours outlives the command, however that ends; ``others`` are the caller's own."""
+    children = [child for child in multiprocessing.active_children() if child not in others]
     for child in children:
         child.terminate()
     for child in children:
