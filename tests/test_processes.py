@@ -311,13 +311,18 @@ def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
 # ---- mistakes
 
 
-def test_a_mistake_is_told_once(tmp_path: Path) -> None:
-    done = go(
-        "run", "cifar100", "--data-root", str(tmp_path / "nowhere"), "--devices", "2", "--out", str(tmp_path / "r")
-    )
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        (("cifar100", "--data-root", "nowhere"), "the data root nowhere is not a directory"),  # the first finds it
+        (("digits", "--set", "train.lr=1e20"), "the loss became"),  # all find it
+    ],
+)
+def test_a_mistake_is_told_once(tmp_path: Path, mistake: tuple[str, ...], sentence: str) -> None:
+    done = go("run", *mistake, "--threads", "1", "--devices", "2", "--out", str(tmp_path / "run"))
     assert done.returncode == 2
-    (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith("equipoise: the data root")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"equipoise: {sentence}")
 
 
 @pytest.mark.parametrize(
