@@ -1,6 +1,7 @@
-# Two commands, each from a bare clone with Python 3.11 or newer and pip:
+# From a bare clone with Python 3.11 or newer and pip:
 #   make run    learn 90 glyphs in five steps, with and without Weight Aligning, and compare
 #   make test   prove the code
+#   make bench  measure it, in ratios of one run (a quarter of an hour on two cores)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -25,9 +26,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/training_step.py
-	$(BIN)/python benchmarks/predicting.py
-	$(BIN)/python benchmarks/herding.py
+	$(BIN)/python benchmarks/bench.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,16 +1,12 @@
-"""`equipoise predict` against decoding and forward passes alone, on 5,000 small JPEGs; and a cold start.
-
-    python benchmarks/predicting.py
-
-Ratios of one run; the machine's own speed cancels out.
-"""
+"""`equipoise predict` against decoding and forward passes alone, on 5,000 small JPEGs; and a cold start."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
+from turns import faster, in_turns, seconds
 
 from equipoise.app.classifier import IncrementalClassifier
 from equipoise.app.model import Model
@@ -28,28 +25,45 @@ from equipoise.data.images import decode, decoders
 COUNT, ROUNDS = 5000, 5
 
 
-def main() -> None:
+def measure() -> Iterator[dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         files = photographs(root / "pictures")
         teach(root / "model", files[:40])
-        model = ModelDir(root / "model").load()
-        list(predict(model, sources(files[:200])))  # warm up
-        ours, bare, resident = [], [], [memory()]
-        for _ in range(ROUNDS):
-            bare.append(seconds(lambda: alone(model, files)))
-            ours.append(seconds(lambda: list(predict(model, sources(files)))))
-            resident.append(memory())
-        rates = [COUNT / median(times) for times in (ours, bare)]
-        ratio = median(b / o for b, o in zip(bare, ours, strict=True))
-        print(f"predict {rates[0]:,.0f} images/s, decoding then forward alone {rates[1]:,.0f}: ratio {ratio:.2f}")
-        print("resident memory after each 5,000, MB:", ", ".join(f"{mb:.0f}" for mb in resident))
+        model, resident = ModelDir(root / "model").load(), list[float]()
+
+        def ours() -> float:
+            took = seconds(lambda: list(predict(model, sources(files))))
+            resident.append(round(memory()))
+            return took
+
+        times = in_turns({"ours": ours, "alone": lambda: seconds(lambda: alone(model, files))}, ROUNDS)
+        yield {
+            "what": f"predict {COUNT:,} JPEGs",
+            "ours": round(COUNT / median(times["ours"])),
+            "theirs": round(COUNT / median(times["alone"])),
+            "unit": "images/s",
+            "ratio": faster(times, "ours", "alone"),
+            "than": "decoding, then a bare forward pass",
+            "goal": None,
+            "resident_mb": resident,
+        }
         command = [sys.executable, "-m", "equipoise", "predict", str(root / "model"), files[0]]
-        starts = [seconds(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(ROUNDS)]
-        bare_start = [
-            seconds(lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True)) for _ in range(ROUNDS)
-        ]
-        print(f"a first answer takes {median(starts):.2f} s, `import torch` alone {median(bare_start):.2f} s")
+        bare = [sys.executable, "-c", "import torch"]
+        works = {
+            "ours": lambda: seconds(lambda: subprocess.run(command, check=True, capture_output=True)),
+            "torch": lambda: seconds(lambda: subprocess.run(bare, check=True)),
+        }
+        times = in_turns(works, ROUNDS)
+        yield {
+            "what": "a first prediction, from a cold start",
+            "ours": round(median(times["ours"]), 2),
+            "theirs": round(median(times["torch"]), 2),
+            "unit": "s",
+            "ratio": faster(times, "ours", "torch"),
+            "than": "import torch",
+            "goal": None,
+        }
 
 
 def photographs(folder: Path) -> list[str]:
@@ -78,16 +92,11 @@ def alone(model: Model, files: list[str]) -> None:
             model.method.predict(model.augment.normalise(batch))
 
 
-def seconds(work: object) -> float:
-    began = time.perf_counter()
-    work()  # type: ignore[operator]
-    return time.perf_counter() - began
-
-
 def memory() -> float:
     """Resident megabytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4 / 1024
 
 
 if __name__ == "__main__":
-    main()
+    for row in measure():
+        print(json.dumps(row), flush=True)

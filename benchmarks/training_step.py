@@ -1,6 +1,4 @@
-"""How much the training loop costs over a bare one: images/s of both, in turns, in one run.
-
-    make bench
+"""What our training loop costs over a bare one: images/s of both, in turns, in one run.
 
 The bare loop has its images ready as float tensors in memory, and does nothing but forward, backward and update (with
 the teacher's forward pass where there is one). Ours reads uint8, augments with a draw an image, follows the schedule,
@@ -10,12 +8,12 @@ clips, adds up the loss and tells a watcher.
 from __future__ import annotations
 
 import json
-import platform
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
+from turns import faster, in_turns, seconds
 
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images
@@ -27,16 +25,19 @@ from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit
 from equipoise.methods import make
+from equipoise.study.recipe import resolve
 
-ROUNDS, CLASSES = 15, 20
+ROUNDS, CLASSES, COUNT, SHAPE = 11, 20, 640, (3, 32, 32)
 AUGMENT = Augment((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), pad=4, flip=True)
+RECIPES = {"resnet32": "cifar100-paper", "fast": "cifar100-fast"}
+"""Whose optimizer each network is trained with."""
 
 
 def prepared(name: str, backbone: str, images: Images, schedule: Schedule) -> tuple[Method, Fit]:
     """A method ready to train its second step."""
     torch.manual_seed(0)
     method = make(name)
-    method.build(Architecture(backbone, images.store.shape))
+    method.build(Architecture(backbone, SHAPE))
     method.head.grow(CLASSES)
     step = Step(2, CLASSES, CLASSES, images)
     fit = Fit(method, step, images, Memory(), schedule, AUGMENT, Runtime(), (0,))
@@ -61,39 +62,33 @@ def bare_loop(method: Method, images: Images, schedule: Schedule) -> Callable[[]
     return epoch
 
 
-def measure(name: str, backbone: str, size: int, batch: int, count: int) -> dict[str, object]:
-    pixels = torch.randint(256, (count, 3, size, size), dtype=torch.uint8)
-    images = Images.of(pixels, torch.randint(2 * CLASSES, (count,)))
-    schedule = Schedule(epochs=1, batch_size=batch, lr=0.01)
+def compare(name: str, backbone: str, batch: int) -> dict[str, object]:
+    pixels = torch.randint(256, (COUNT, *SHAPE), dtype=torch.uint8)
+    images = Images.of(pixels, torch.randint(2 * CLASSES, (COUNT,)))
+    recipe = resolve("cifar100", "wa", RECIPES[backbone]).train
+    changes = {"epochs": 1, "batch_size": batch, "lr": 0.01, "shape": "constant"}
+    schedule = replace(recipe, **changes, milestones=(), sizes=(1.0,), size_milestones=())  # type: ignore[arg-type]
     _, fit = prepared(name, backbone, images, schedule)
     bare = bare_loop(prepared(name, backbone, images, schedule)[0], images, schedule)
-    rates: dict[str, list[float]] = {"ours": [], "bare": []}
-    loops: dict[str, Callable[[], None]] = {"ours": lambda: fit(images), "bare": bare}
-    for round_ in range(ROUNDS + 1):  # in turns, so that the machine's moods hit both; the first round warms up
-        for who in sorted(loops, reverse=bool(round_ % 2)):  # neither always follows the other
-            began = time.perf_counter()
-            loops[who]()
-            if round_:
-                rates[who].append(count / (time.perf_counter() - began))
-    ratio = statistics.median(o / b for o, b in zip(rates["ours"], rates["bare"], strict=True))
+    times = in_turns({"ours": lambda: seconds(lambda: fit(images)), "bare": lambda: seconds(bare)}, ROUNDS)
     return {
-        "method": name,
-        "backbone": backbone,
-        "batch": batch,
-        "ours": round(statistics.median(rates["ours"])),
-        "bare": round(statistics.median(rates["bare"])),
-        "ratio": round(ratio, 3),
+        "what": f"step of {name}, {backbone}, batch {batch}",
+        "ours": round(COUNT / statistics.median(times["ours"])),
+        "theirs": round(COUNT / statistics.median(times["bare"])),
+        "unit": "images/s",
+        "ratio": faster(times, "ours", "bare"),
+        "than": "a bare loop",
+        "goal": 0.95,
     }
 
 
-def main() -> None:
-    facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-    print(json.dumps(facts))
-    for backbone, size, count in (("small", 24, 2048), ("resnet32", 32, 768)):
+def measure() -> Iterator[dict[str, object]]:
+    for backbone in RECIPES:
         for batch in (32, 128):
             for name in ("ce", "wa"):
-                print(json.dumps(measure(name, backbone, size, batch, count)), flush=True)
+                yield compare(name, backbone, batch)
 
 
 if __name__ == "__main__":
-    main()
+    for row in measure():
+        print(json.dumps(row), flush=True)

@@ -210,6 +210,18 @@ def test_images_of_the_wrong_kind_are_refused() -> None:
         join([toy([1]).train, Images.of(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), torch.zeros(1))])
 
 
+def test_settings_are_chosen_by_training_images_kept_aside() -> None:
+    whole = toy([5, 9, 7])
+    part = whole.validating(3)
+    assert torch.bincount(part.test.labels).tolist() == [3, 3, 3]
+    assert torch.bincount(part.train.labels).tolist() == [2, 6, 4]
+    assert sorted([*part.train.rows.tolist(), *part.test.rows.tolist()]) == sorted(whole.train.rows.tolist())
+    assert torch.equal(whole.train.labels[part.test.rows], part.test.labels)  # nothing of the test images
+    assert torch.equal(part.test.rows, whole.validating(3).test.rows)
+    with pytest.raises(UsageError, match=r"stream\.validation is 5, but a class has 5"):
+        whole.validating(5)
+
+
 def test_shift_and_mirror_is_a_crop_of_the_padded_image_with_a_draw_for_each() -> None:
     pixels = torch.randint(1, 256, (64, 2, 6, 5), dtype=torch.uint8)
     shifted = shift_and_mirror(pixels, 2, False, torch.rand(64, 3))

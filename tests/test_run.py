@@ -118,10 +118,10 @@ class Stop(Reporter):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon"])
 @pytest.mark.parametrize("after", [0, 10, 33, 55])
 def test_interrupted_anywhere_the_same_command_gives_the_same_bits(after: int, optimizer: str, quick: Quick) -> None:
-    lr = 0.1 if optimizer == "sgd" else 0.003
+    lr = 0.003 if optimizer == "adam" else 0.1
     overrides = {"train": {"epochs": 2, "optimizer": optimizer, "lr": lr}, "fields": {"bias": True}}
     whole = quick(method="wa", overrides=overrides)
     directory = whole.directory.with_name("stopped")

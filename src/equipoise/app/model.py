@@ -122,7 +122,7 @@ def make_method(settings: Settings, shape: Shape) -> Method:
     if method.needs_exemplars and settings.memory["size"] == 0:
         raise UsageError(f"the method {settings.method} needs exemplars, and the memory is 0: give it a number")
     seed_everything(settings.seed, "build")
-    method.build(Architecture(settings.net.backbone, shape))
+    method.build(Architecture(settings.net.backbone, shape, settings.net.mirror))
     return method.to(settings.runtime.device)
 
 

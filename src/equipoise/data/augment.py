@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,9 @@ class Augment:
     std: tuple[float, ...] = (0.25,)
     """Standard deviation of each channel."""
     pad: int = 0
-    """Pad by so many black pixels, then crop back to the size at a random place."""
+    """Pad by so many pixels, then crop back to the size at a random place."""
+    padding: Literal["black", "reflect"] = "black"
+    """What the pad shows: nothing, or the picture continued as in a mirror."""
     flip: bool = False
     """Mirror half of the images."""
     brightness: float = 0.0
@@ -50,13 +53,15 @@ class Augment:
         """The randomness of ``count`` images, from 0 to 1. A row decides all of an image, whoever decodes it."""
         return torch.rand((count, DRAWS), generator=generator)
 
-    def batch(self, images: Images, where: Tensor, draws: Tensor) -> Tensor:
-        """A training batch: read, varied as each image's row of ``draws`` says, normalised."""
+    def batch(self, images: Images, where: Tensor, draws: Tensor, size: int | None = None) -> Tensor:
+        """A training batch: read, varied as each image's row of ``draws`` says, shrunk to ``size``, normalised."""
         pixels = images.read(where, draws[:, :4] if self.resized_crop else None)
         if self.pad or self.flip:
-            pixels = shift_and_mirror(pixels, self.pad, self.flip, draws[:, 4:7])
+            pixels = shift_and_mirror(pixels, self.pad, self.flip, draws[:, 4:7], self.padding == "reflect")
         if self.brightness or self.contrast:
             pixels = relight(pixels, self.brightness, self.contrast, draws[:, 7:9])
+        if size is not None and size != pixels.shape[2]:
+            pixels = shrink(pixels, size)
         return self.normalise(pixels)
 
     def plain(self, images: Images, where: Tensor) -> Tensor:
@@ -72,17 +77,27 @@ class Augment:
         return pixels.float().sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
 
 
-def shift_and_mirror(pixels: Tensor, pad: int, flip: bool, draws: Tensor) -> Tensor:
-    """Zero-pad, cut each image out at its own random place, and mirror half of them: one gather for all."""
+def shift_and_mirror(pixels: Tensor, pad: int, flip: bool, draws: Tensor, reflect: bool = False) -> Tensor:
+    """Pad, cut each image out at its own random place, and mirror half of them: one gather for all."""
     count, channels, height, width = pixels.shape
-    padded = F.pad(pixels, (pad,) * 4)
     down, right = (draws[:, :2] * (2 * pad + 1)).long().clamp_(max=2 * pad).T[:, :, None]
     rows, columns = torch.arange(height).expand(count, -1), torch.arange(width).expand(count, -1)
     if flip:
         columns = torch.where(draws[:, 2:3] < 0.5, width - 1 - columns, columns)
-    places = (rows + down)[:, :, None] * (width + 2 * pad) + (columns + right)[:, None, :]
+    rows, columns = rows + down, columns + right
+    if reflect:  # a place in the pad is one in the picture, so nothing is padded
+        rows, columns = _reflected(rows - pad, height), _reflected(columns - pad, width)
+        source, line = pixels, width
+    else:
+        source, line = F.pad(pixels, (pad,) * 4), width + 2 * pad
+    places = rows[:, :, None] * line + columns[:, None, :]
     flat = places.view(count, 1, -1).expand(-1, channels, -1)
-    return padded.flatten(2).gather(2, flat).view(pixels.shape)
+    return source.flatten(2).gather(2, flat).view(pixels.shape)
+
+
+def _reflected(places: Tensor, size: int) -> Tensor:
+    """Places beyond an edge, turned back at the edge: …, 2, 1, 0, 1, 2, …"""
+    return (size - 1) - ((size - 1) - places.abs()).abs()
 
 
 def relight(pixels: Tensor, brightness: float, contrast: float, draws: Tensor) -> Tensor:
@@ -93,3 +108,9 @@ def relight(pixels: Tensor, brightness: float, contrast: float, draws: Tensor) -
     lit = (values - mean) * (1 + contrast * factor) + mean + 255 * brightness * shift
     relit: Tensor = lit.clamp(0, 255).to(torch.uint8)
     return relit
+
+
+def shrink(pixels: Tensor, size: int) -> Tensor:
+    """The same pictures with ``size`` rows, each pixel a mean of those it stands for."""
+    height, width = pixels.shape[-2:]
+    return F.interpolate(pixels, (size, max(round(width * size / height), 1)), mode="bilinear", antialias=True)

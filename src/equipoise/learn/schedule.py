@@ -6,12 +6,13 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from equipoise.errors import UsageError
+from equipoise.learn.muon import Muon
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,16 @@ class Schedule:
     """Passes over the images."""
     batch_size: int = 64
     """Images an update."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """What makes the updates."""
+    optimizer: Literal["sgd", "adam", "muon"] = "sgd"
+    """What makes the updates; muon's are orthogonal for convolutions, and SGD's (Nesterov) for the rest."""
     lr: float = 0.1
     """The highest learning rate."""
+    filter_lr: float = 1.0
+    """What multiplies lr for convolutions, with muon."""
+    head_lr: float = 1.0
+    """What multiplies lr for matrices, which a head is, with muon."""
+    later_lr: float = 1.0
+    """What multiplies lr from the second step on."""
     shape: Literal["constant", "milestones", "cosine", "one-cycle"] = "cosine"
     """How the learning rate moves: constant; times factor at milestones; cosine to zero; up and down in lines."""
     milestones: tuple[int, ...] = ()
@@ -35,15 +42,19 @@ class Schedule:
     warmup: float = 0.2
     """Share of the epochs in which one-cycle rises to the highest learning rate."""
     momentum: float = 0.9
-    """Momentum of SGD, or Adam's first β."""
+    """Momentum of SGD and Muon, or Adam's first β."""
     nesterov: bool = False
     """Nesterov's form of the momentum."""
     weight_decay: float = 1e-4
-    """L2 penalty on all weights."""
+    """L2 penalty on all weights; with muon, on all but convolutions."""
     divide_weight_decay: bool = False
     """Divide weight_decay by the step's number, 1, 2, 3, … (the WA authors' code)."""
     divide_lr: bool = False
     """Divide lr by the step's number (IL2M)."""
+    sizes: tuple[float, ...] = (1.0,)
+    """Shares of the images' size to which they are shrunk in training, one after another."""
+    size_milestones: tuple[float, ...] = ()
+    """Shares of the epochs after which the next of sizes begins."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -56,6 +67,10 @@ class Schedule:
             raise UsageError(f"train.momentum is {self.momentum}, but it must be below 1, and above 0 with nesterov")
         if not self.weight_decay >= 0:
             raise UsageError(f"train.weight_decay is {self.weight_decay}, but it cannot be negative")
+        if not (self.filter_lr > 0 and self.head_lr > 0 and self.later_lr > 0):
+            raise UsageError("train.filter_lr, train.head_lr and train.later_lr multiply lr, so they must be above 0")
+        if len(self.sizes) != len(self.size_milestones) + 1 or not all(0 < size <= 1 for size in self.sizes):
+            raise UsageError("train.sizes are shares from 0 to 1, one more than there are train.size_milestones")
         if not 0 <= self.warmup <= 1:
             raise UsageError(f"train.warmup is {self.warmup}, but it is a share, from 0 to 1")
         if self.shape == "milestones" and any(milestone >= self.epochs for milestone in self.milestones):
@@ -68,7 +83,19 @@ class Schedule:
         """The schedule of step 1, 2, 3, …"""
         decay = self.weight_decay / index if self.divide_weight_decay else self.weight_decay
         lr = self.lr / index if self.divide_lr else self.lr
-        return dataclasses.replace(self, weight_decay=decay, divide_weight_decay=False, lr=lr, divide_lr=False)
+        lr = lr * self.later_lr if index > 1 else lr
+        return dataclasses.replace(
+            self, weight_decay=decay, divide_weight_decay=False, lr=lr, divide_lr=False, later_lr=1.0
+        )
+
+    def size_at(self, epoch: int, full: int) -> int:
+        """The side of the images in an epoch, 0, 1, 2, …, of images whose side is ``full``.
+
+        >>> Schedule(epochs=10, sizes=(0.625, 0.75, 1.0), size_milestones=(0.4, 0.7)).size_at(4, 32)
+        24
+        """
+        begun = sum(epoch >= milestone * self.epochs for milestone in self.size_milestones)
+        return max(round(full * self.sizes[begun]), 1)
 
     def lr_at(self, time: float) -> float:
         """The learning rate after ``time`` epochs (which may be a fraction).
@@ -86,6 +113,8 @@ class Schedule:
         return self.lr
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.optimizer == "muon":
+            return Muon(self._groups(parameters), self.lr, self.momentum, self.weight_decay)
         if self.optimizer == "adam":
             betas = (self.momentum, 0.999)
             return torch.optim.Adam(parameters, self.lr, betas, weight_decay=self.weight_decay, fused=True)
@@ -97,3 +126,11 @@ class Schedule:
             weight_decay=self.weight_decay,
             fused=True,
         )
+
+    def _groups(self, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+        """Convolutions, matrices and the rest, each with what multiplies its learning rate."""
+        factors = {4: self.filter_lr, 2: self.head_lr}
+        kinds: dict[float, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            kinds.setdefault(factors.get(parameter.dim(), 1.0), []).append(parameter)
+        return [{"params": some, "lr_factor": factor} for factor, some in kinds.items()]

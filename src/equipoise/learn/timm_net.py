@@ -37,6 +37,6 @@ class TimmNet(Backbone):
     def maps(self, x: Tensor) -> list[Tensor]:
         raise UsageError("timm networks tell no feature maps, which this method needs: choose another --method")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def look(self, x: Tensor) -> Tensor:
         features: Tensor = self.net(x)
         return features

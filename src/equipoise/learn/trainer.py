@@ -124,12 +124,13 @@ class Fit:
         seed_everything(*key, "epoch", epoch, "process", ranks.rank())
         method, runtime = self.method, self.runtime
         batches = _batches(len(images), schedule.batch_size, random)
-        drawn = self._drawn(images, batches, random if augment else None)
+        size = schedule.size_at(epoch, images.store.shape[1])
+        drawn = self._drawn(images, batches, random if augment else None, size)
         total = torch.zeros((), device=runtime.device)
         for number, (batch, pixels) in enumerate(zip(batches, drawn, strict=True)):
             x, y = runtime.move(pixels), runtime.move(images.labels[ranks.share(batch)])
             for group in optimizer.param_groups:
-                group["lr"] = schedule.lr_at(epoch + number / len(batches))
+                group["lr"] = schedule.lr_at(epoch + number / len(batches)) * group.get("lr_factor", 1.0)
             optimizer.zero_grad(set_to_none=True)
             with ranks.company():
                 with runtime.autocast():
@@ -143,7 +144,9 @@ class Fit:
         ranks.settle(method)
         return ranks.total(total).item() / len(batches) / ranks.world()
 
-    def _drawn(self, images: Images, batches: list[Tensor], random: torch.Generator | None) -> Iterator[Tensor]:
+    def _drawn(
+        self, images: Images, batches: list[Tensor], random: torch.Generator | None, size: int
+    ) -> Iterator[Tensor]:
         """Our shares of the batches, made several at a time: small batches cost more in calls than in pixels."""
         channels, height, width = images.store.shape
         together = max(1, CHUNK // (len(ranks.share(batches[0])) * channels * height * width))
@@ -157,7 +160,7 @@ class Fit:
                     pixels = self.augment.plain(images, where)
                 else:  # everybody draws for whole batches, so that all stay in step
                     draws = [ranks.share(self.augment.draw(len(batch), random)) for batch in group]
-                    pixels = self.augment.batch(images, where, torch.cat(draws))
+                    pixels = self.augment.batch(images, where, torch.cat(draws), size)
                 yield pixels.split([len(mine) for mine in shares])
 
         for group in _ahead(made(), images):

@@ -30,7 +30,7 @@ class TwoLevels(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         maps = self.backbone.maps(x)
-        return self.head(maps[-1].mean((2, 3))), self.aid(maps[-2].mean((2, 3)))
+        return self.head(self.backbone.pool(maps[-1])), self.aid(maps[-2].mean((2, 3)))
 
     def keep(self, classes: Tensor) -> None:
         known = classes[classes < self.head.classes]
@@ -87,7 +87,7 @@ class M2KD(Method):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         maps = self.backbone.maps(x)
-        levels = self.head(maps[-1].mean((2, 3))), self.aid(maps[-2].mean((2, 3)))
+        levels = self.head(self.backbone.pool(maps[-1])), self.aid(maps[-2].mean((2, 3)))
         high, low = (F.cross_entropy(scores, y) for scores in levels)
         start = 0
         for snapshot, size in zip(self.snapshots, self.steps, strict=False):

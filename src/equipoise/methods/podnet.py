@@ -114,7 +114,7 @@ class PODNet(Method):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         maps = self.backbone.maps(x)
-        features = maps[-1].mean((2, 3))
+        features = self.backbone.pool(maps[-1])
         loss = self.classify(features, y)
         if self.teacher is None:
             return loss
@@ -122,7 +122,7 @@ class PODNet(Method):
         growth: float = (
             (self.old + self.new) / self.new
         ) ** 0.5  # Sec. 4.1: the more there is to keep, the more it counts
-        flat = 1 - F.cosine_similarity(features, before[-1].mean((2, 3))).mean()  # authors' form of Eq. 6
+        flat = 1 - F.cosine_similarity(features, self.backbone.pool(before[-1])).mean()  # authors' form of Eq. 6
         kept = self.spatial * pooled_distance(maps, before) + self.flat * flat
         return loss + growth * kept  # Eq. 7
 
@@ -145,7 +145,9 @@ class PODNet(Method):
             self.head.weight.data[:rows] = self.teacher.head.weight
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        schedule = replace(fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="constant", milestones=())
+        schedule = replace(
+            fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, later_lr=1.0, shape="constant", milestones=()
+        )
         tune_head(fit, self.classify, schedule)
         return {}
 

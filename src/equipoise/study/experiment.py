@@ -59,6 +59,8 @@ class Experiment:
     @staticmethod
     def prepare(settings: Settings, dataset: Dataset) -> Experiment:
         settings.runtime.start()
+        if settings.stream.validation:
+            dataset = dataset.validating(settings.stream.validation)
         stream = ClassStream(dataset, settings.stream.steps, settings.stream.order, settings.stream.classes)
         augment = replace(dataset.augment, **settings.augment)
         augment.check(dataset.train.store.shape[0])
@@ -71,7 +73,7 @@ class Experiment:
         if method.needs_exemplars and memory.size == 0:
             raise UsageError(f"the method {settings.method} needs exemplars, and --memory is 0: give it a number")
         seed_everything(settings.seed, "build")
-        method.build(Architecture(settings.net.backbone, dataset.train.store.shape))
+        method.build(Architecture(settings.net.backbone, dataset.train.store.shape, settings.net.mirror))
         settings.runtime.place(method)
         return Experiment(settings, stream, augment, memory, method)
 

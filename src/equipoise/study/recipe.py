@@ -32,6 +32,8 @@ class StreamSettings:
     """1993 (or any seed), icarl, natural, or a list of class numbers."""
     classes: int | None = None
     """Use only the first so many classes of the order; none is all."""
+    validation: int = 0
+    """Judge by so many training images of each class, kept aside, instead of by test images: to choose settings."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Net:
     """Which network."""
 
     backbone: str = "resnet32"
-    """resnet32, resnet18, small, tiny, mlp (for rows of features) or timm:NAME."""
+    """resnet32, resnet18, fast, small, tiny, mlp (for rows of features) or timm:NAME."""
+    mirror: bool = False
+    """Judge an image and its mirror image together, when the network is asked and not trained."""
 
 
 SECTIONS = ("data", "stream", "memory", "net", "train", "augment", "runtime", "fields")

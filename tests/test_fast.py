@@ -1,0 +1,148 @@
+"""What the fast recipes are made of: Muon, whitened patches, mirror images, small pictures first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from equipoise.data.augment import Augment, shift_and_mirror, shrink
+from equipoise.data.images import Images
+from equipoise.errors import UsageError
+from equipoise.learn.muon import Muon
+from equipoise.learn.nets import Architecture, FastNet, Whitening
+from equipoise.learn.schedule import Schedule
+from equipoise.methods import make
+
+
+def pulled(gradient: np.ndarray) -> np.ndarray:
+    """Newton–Schulz as its definition has it, on singular values: three times 3.4445 s − 4.775 s³ + 2.0315 s⁵."""
+    u, s, v = np.linalg.svd(gradient, full_matrices=False)
+    s = s / np.sqrt((s**2).sum())
+    for _ in range(3):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    pulled: np.ndarray = (u * s) @ v
+    return pulled
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3, 3), (20, 2, 3, 3)])
+def test_muon_turns_filters_as_the_singular_values_say(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    filters = nn.Parameter(torch.randn(shape, generator=generator).to(memory_format=torch.channels_last))
+    optimizer = Muon([{"params": [filters]}], lr=0.1, momentum=0.6, weight_decay=0.5)
+    expected, buffer = filters.detach().double().numpy().copy(), np.zeros(shape)
+    for _ in range(3):
+        gradient = torch.randn(shape, generator=generator)
+        filters.grad = gradient.to(memory_format=torch.channels_last)
+        optimizer.step()
+        buffer = 0.6 * buffer + gradient.double().numpy()
+        update = pulled((gradient.double().numpy() + 0.6 * buffer).reshape(shape[0], -1)).reshape(shape)
+        expected = expected * np.sqrt(shape[0]) / np.sqrt((expected**2).sum()) - 0.1 * update
+    torch.testing.assert_close(filters.detach(), torch.tensor(expected).float(), rtol=1e-4, atol=1e-5)
+    assert filters.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_muon_does_not_care_for_the_scale_of_the_loss() -> None:
+    moved = []
+    for scale in (1.0, 1000.0):
+        filters = nn.Parameter(torch.ones(3, 3, 2, 2))
+        filters.grad = scale * torch.randn(3, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+        Muon([{"params": [filters]}], 0.1, 0.6, 0.0).step()
+        moved.append(filters.detach())
+    torch.testing.assert_close(moved[0], moved[1], rtol=1e-4, atol=1e-6)
+
+
+def test_muon_is_sgd_for_all_but_filters() -> None:
+    start = torch.randn(5, 7)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    schedule = Schedule(optimizer="muon", lr=0.1, head_lr=3.0, filter_lr=2.0, momentum=0.8, weight_decay=0.01)
+    muon = schedule.make_optimizer([ours, nn.Parameter(torch.zeros(2, 2, 1, 1)), nn.Parameter(torch.zeros(4))])
+    assert {group["params"][0].dim(): group["lr_factor"] for group in muon.param_groups} == {2: 3.0, 4: 2.0, 1: 1.0}
+    sgd = torch.optim.SGD([theirs], 0.1, momentum=0.8, nesterov=True, weight_decay=0.01)
+    for _ in range(4):
+        ours.grad = torch.randn(5, 7)
+        theirs.grad = ours.grad.clone()
+        muon.step()
+        sgd.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_whitened_patches_are_uncorrelated_and_stay_as_the_first_batch_made_them() -> None:
+    mixed = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    smooth = nn.functional.avg_pool2d(torch.randn(64, 3, 20, 20), 3, 1)
+    images = torch.einsum("cd,ndhw->nchw", mixed, smooth) * 5 + 2
+    layer = Whitening(3).train()
+    white = layer(images)
+    assert white.shape == (64, 24, 17, 17)
+    torch.testing.assert_close(white[:, :12], -white[:, 12:])
+    covariance = torch.cov(white[:, :12].permute(1, 0, 2, 3).flatten(1))
+    patches = np.lib.stride_tricks.sliding_window_view(images.double().numpy(), (2, 2), (2, 3))
+    variances = np.linalg.eigvalsh(np.cov(patches.transpose(1, 4, 5, 0, 2, 3).reshape(12, -1), bias=True))
+    expected = torch.from_numpy(variances / (variances + 0.01)).float()  # 1 but for the noise
+    torch.testing.assert_close(covariance.diagonal(), expected, rtol=1e-3, atol=1e-3)
+    assert (covariance - covariance.diagonal().diag()).abs().max() < 1e-3
+    before = layer.axes.clone()
+    layer(torch.randn(8, 3, 20, 20))
+    assert torch.equal(layer.axes, before)
+    assert not list(layer.parameters())
+    other = Whitening(3).train()
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other(images), white)
+
+
+def test_features_outside_training_are_those_of_the_image_and_its_mirror_image() -> None:
+    torch.manual_seed(0)
+    net = Architecture("fast", (3, 32, 32), mirror=True)()
+    assert isinstance(net, FastNet)
+    x = torch.randn(6, 3, 32, 32)
+    net.train()
+    assert not torch.allclose(net(x), net(x.flip(3)))
+    net.eval()
+    torch.testing.assert_close(net(x), net(x.flip(3)))
+    torch.testing.assert_close(net(x), (net.look(x) + net.look(x.flip(3))) / 2)
+    assert not torch.allclose(net(x), net.look(x))
+
+
+def test_a_teacher_is_asked_once_an_image() -> None:
+    method = make("wa")
+    method.build(Architecture("tiny", (1, 8, 8), mirror=True))
+    method.head.grow(3)
+    teacher, x = method.snapshot(), torch.randn(4, 1, 8, 8)
+    method.eval()
+    torch.testing.assert_close(teacher.features(x), method.backbone.look(x))
+    assert not torch.allclose(method.features(x), method.backbone.look(x))
+
+
+def test_small_pictures_come_first() -> None:
+    schedule = Schedule(epochs=8, sizes=(0.5, 0.75, 1.0), size_milestones=(0.5, 0.75))
+    assert [schedule.size_at(epoch, 32) for epoch in range(8)] == [16, 16, 16, 16, 24, 24, 32, 32]
+    augment, pixels = Augment(), torch.randint(256, (5, 3, 32, 32), dtype=torch.uint8)
+    images, draws = Images.of(pixels, torch.zeros(5)), torch.rand(5, 9)
+    small = augment.batch(images, torch.arange(5), draws, 16)
+    assert small.shape == (5, 3, 16, 16)
+    assert torch.equal(augment.batch(images, torch.arange(5), draws, 32), augment.batch(images, torch.arange(5), draws))
+    # a plain area has the same value when it is small
+    assert (shrink(torch.full((1, 3, 32, 24), 77, dtype=torch.uint8), 20) == 77).all()
+    assert shrink(torch.zeros(1, 3, 32, 24, dtype=torch.uint8), 16).shape == (1, 3, 16, 12)
+    with pytest.raises(UsageError, match="one more than"):
+        Schedule(sizes=(0.5, 1.0))
+
+
+def test_later_steps_may_learn_more_slowly() -> None:
+    schedule = Schedule(lr=0.1, later_lr=0.4)
+    assert [schedule.for_step(step).lr for step in (1, 2, 3)] == pytest.approx([0.1, 0.04, 0.04])
+    assert schedule.for_step(2).for_step(2).lr == pytest.approx(0.04)
+    with pytest.raises(UsageError, match="above 0"):
+        Schedule(later_lr=0.0)
+
+
+def test_reflected_padding_is_numpys() -> None:
+    pixels = torch.randint(1, 256, (40, 2, 6, 5), dtype=torch.uint8)
+    draws = torch.rand(40, 3)
+    shifted = shift_and_mirror(pixels, 2, True, draws, reflect=True)
+    padded = np.pad(pixels.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)), mode="reflect")
+    for image, canvas, (down, right, mirror) in zip(shifted.numpy(), padded, draws.tolist(), strict=True):
+        top, left = int(down * 5), int(right * 5)
+        cut = canvas[:, top : top + 6, left : left + 5]
+        assert (image == (cut[:, :, ::-1] if mirror < 0.5 else cut)).all()
