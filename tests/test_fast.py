@@ -58,7 +58,11 @@ def test_muon_is_sgd_for_all_but_filters() -> None:
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     schedule = Schedule(optimizer="muon", lr=0.1, head_lr=3.0, filter_lr=2.0, momentum=0.8, weight_decay=0.01)
     muon = schedule.make_optimizer([ours, nn.Parameter(torch.zeros(2, 2, 1, 1)), nn.Parameter(torch.zeros(4))])
-    assert {group["params"][0].dim(): group["lr_factor"] for group in muon.param_groups} == {2: 3.0, 4: 2.0, 1: 1.0}
+    assert {group["params"][0].dim(): group.get("lr_factor", 1.0) for group in muon.param_groups} == {
+        2: 3.0,
+        4: 2.0,
+        1: 1.0,
+    }
     sgd = torch.optim.SGD([theirs], 0.1, momentum=0.8, nesterov=True, weight_decay=0.01)
     for _ in range(4):
         ours.grad = torch.randn(5, 7)

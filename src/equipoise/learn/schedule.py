@@ -29,6 +29,8 @@ class Schedule:
     """The highest learning rate."""
     filter_lr: float = 1.0
     """What multiplies lr for convolutions, with muon."""
+    filter_momentum: float = 0.6
+    """Momentum of convolutions, with muon."""
     head_lr: float = 1.0
     """What multiplies lr for matrices, which a head is, with muon."""
     later_lr: float = 1.0
@@ -42,7 +44,7 @@ class Schedule:
     warmup: float = 0.2
     """Share of the epochs in which one-cycle rises to the highest learning rate."""
     momentum: float = 0.9
-    """Momentum of SGD and Muon, or Adam's first β."""
+    """Momentum of SGD, or Adam's first β."""
     nesterov: bool = False
     """Nesterov's form of the momentum."""
     weight_decay: float = 1e-4
@@ -65,6 +67,8 @@ class Schedule:
             raise UsageError(f"train.lr is {self.lr}, but it must be above 0")
         if not 0 <= self.momentum < 1 or (self.nesterov and self.momentum == 0):
             raise UsageError(f"train.momentum is {self.momentum}, but it must be below 1, and above 0 with nesterov")
+        if not 0 <= self.filter_momentum < 1:
+            raise UsageError(f"train.filter_momentum is {self.filter_momentum}, but it must be from 0 to below 1")
         if not self.weight_decay >= 0:
             raise UsageError(f"train.weight_decay is {self.weight_decay}, but it cannot be negative")
         if not (self.filter_lr > 0 and self.head_lr > 0 and self.later_lr > 0):
@@ -129,8 +133,12 @@ class Schedule:
 
     def _groups(self, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
         """Convolutions, matrices and the rest, each with what multiplies its learning rate."""
-        factors = {4: self.filter_lr, 2: self.head_lr}
-        kinds: dict[float, list[nn.Parameter]] = {}
+        kinds: dict[int, list[nn.Parameter]] = {}
         for parameter in parameters:
-            kinds.setdefault(factors.get(parameter.dim(), 1.0), []).append(parameter)
-        return [{"params": some, "lr_factor": factor} for factor, some in kinds.items()]
+            kinds.setdefault(parameter.dim() if parameter.dim() in (2, 4) else 1, []).append(parameter)
+        apart = {
+            1: {},
+            2: {"lr_factor": self.head_lr},
+            4: {"lr_factor": self.filter_lr, "momentum": self.filter_momentum},
+        }
+        return [{"params": some} | apart[kind] for kind, some in kinds.items()]
