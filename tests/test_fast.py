@@ -133,12 +133,15 @@ def test_small_pictures_come_first() -> None:
         Schedule(sizes=(0.5, 1.0))
 
 
-def test_later_steps_may_learn_more_slowly() -> None:
-    schedule = Schedule(lr=0.1, later_lr=0.4)
-    assert [schedule.for_step(step).lr for step in (1, 2, 3)] == pytest.approx([0.1, 0.04, 0.04])
-    assert schedule.for_step(2).for_step(2).lr == pytest.approx(0.04)
+def test_later_steps_move_filters_less_and_heads_as_much() -> None:
+    schedule = Schedule(optimizer="muon", lr=0.1, head_lr=2.0, filter_lr=3.0, divide_lr=True)
+    parameters = [nn.Parameter(torch.zeros(2, 2, 3, 3)), nn.Parameter(torch.zeros(2, 2))]
+    for step in (1, 2, 5):
+        now = schedule.for_step(step).for_step(step)  # settled once
+        factors = [group["lr_factor"] for group in now.make_optimizer(parameters).param_groups]
+        assert [now.lr * factor for factor in factors] == pytest.approx([0.3 / step, 0.2])
     with pytest.raises(UsageError, match="above 0"):
-        Schedule(later_lr=0.0)
+        Schedule(head_lr=0.0)
 
 
 def test_reflected_padding_is_numpys() -> None:

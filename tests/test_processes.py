@@ -29,6 +29,7 @@ from equipoise.errors import UsageError
 from equipoise.files import read_tensors
 from equipoise.learn.importance import mean_over_images
 from equipoise.learn.method import Method
+from equipoise.learn.nets import Whitening
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.trainer import Fit
@@ -160,6 +161,18 @@ def two_do_what_one_does() -> None:
     importance = fisher(shared, fit)
     with ranks.alone():
         torch.testing.assert_close(importance, fisher(shared, fit), rtol=1e-5, atol=1e-7)
+    whitened_together()
+
+
+def whitened_together() -> None:
+    """Patches are whitened by the whole of the first batch, also where a process has a share of it."""
+    pixels = torch.randn(9, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    mine, whole = Whitening(2).train(), Whitening(2).train()
+    mine(ranks.share(pixels))
+    with ranks.alone():
+        whole(pixels)
+    torch.testing.assert_close(mine.axes.abs(), whole.axes.abs(), rtol=1e-4, atol=1e-5)  # an axis has no sign
+    assert torch.equal(ranks.total(mine.axes.clone()), 2 * mine.axes)
 
 
 def fisher(method: Method, fit: Fit) -> Tensor:

@@ -33,8 +33,6 @@ class Schedule:
     """Momentum of convolutions, with muon."""
     head_lr: float = 1.0
     """What multiplies lr for matrices, which a head is, with muon."""
-    later_lr: float = 1.0
-    """What multiplies lr from the second step on."""
     shape: Literal["constant", "milestones", "cosine", "one-cycle"] = "cosine"
     """How the learning rate moves: constant; times factor at milestones; cosine to zero; up and down in lines."""
     milestones: tuple[int, ...] = ()
@@ -52,7 +50,11 @@ class Schedule:
     divide_weight_decay: bool = False
     """Divide weight_decay by the step's number, 1, 2, 3, … (the WA authors' code)."""
     divide_lr: bool = False
-    """Divide lr by the step's number (IL2M)."""
+    """Divide lr by the step's number (IL2M); with muon, that of all but matrices.
+
+    A distilling loss gives cross-entropy the weight 1/step (equal steps), and SGD's updates of the network shrink with
+    it. Muon's do not, so this does it for them. A head learns as many new rows in every step, and keeps its own.
+    """
     sizes: tuple[float, ...] = (1.0,)
     """Shares of the images' size to which they are shrunk in training, one after another."""
     size_milestones: tuple[float, ...] = ()
@@ -71,8 +73,8 @@ class Schedule:
             raise UsageError(f"train.filter_momentum is {self.filter_momentum}, but it must be from 0 to below 1")
         if not self.weight_decay >= 0:
             raise UsageError(f"train.weight_decay is {self.weight_decay}, but it cannot be negative")
-        if not (self.filter_lr > 0 and self.head_lr > 0 and self.later_lr > 0):
-            raise UsageError("train.filter_lr, train.head_lr and train.later_lr multiply lr, so they must be above 0")
+        if not (self.filter_lr > 0 and self.head_lr > 0):
+            raise UsageError("train.filter_lr and train.head_lr multiply lr, so they must be above 0")
         if len(self.sizes) != len(self.size_milestones) + 1 or not all(0 < size <= 1 for size in self.sizes):
             raise UsageError("train.sizes are shares from 0 to 1, one more than there are train.size_milestones")
         if not 0 <= self.warmup <= 1:
@@ -86,10 +88,14 @@ class Schedule:
     def for_step(self, index: int) -> Schedule:
         """The schedule of step 1, 2, 3, …"""
         decay = self.weight_decay / index if self.divide_weight_decay else self.weight_decay
-        lr = self.lr / index if self.divide_lr else self.lr
-        lr = lr * self.later_lr if index > 1 else lr
+        share = index if self.divide_lr else 1
         return dataclasses.replace(
-            self, weight_decay=decay, divide_weight_decay=False, lr=lr, divide_lr=False, later_lr=1.0
+            self,
+            weight_decay=decay,
+            divide_weight_decay=False,
+            lr=self.lr / share,
+            head_lr=self.head_lr * share,
+            divide_lr=False,
         )
 
     def size_at(self, epoch: int, full: int) -> int:

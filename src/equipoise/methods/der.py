@@ -83,12 +83,7 @@ class DER(Method):
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         milestones = (self.tune_epochs // 2,) if self.tune_epochs > 1 else ()
         schedule = replace(
-            fit.schedule,
-            epochs=self.tune_epochs,
-            lr=self.tune_lr,
-            later_lr=1.0,
-            shape="milestones",
-            milestones=milestones,
+            fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="milestones", milestones=milestones
         )
         tune_head(fit, self.softened_loss, schedule, redraw=True)  # Sec. 3.4: the classifier is learned anew
         return {}

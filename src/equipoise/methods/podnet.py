@@ -145,9 +145,7 @@ class PODNet(Method):
             self.head.weight.data[:rows] = self.teacher.head.weight
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        schedule = replace(
-            fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, later_lr=1.0, shape="constant", milestones=()
-        )
+        schedule = replace(fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="constant", milestones=())
         tune_head(fit, self.classify, schedule)
         return {}
 
