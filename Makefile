@@ -1,7 +1,7 @@
 # From a bare clone with Python 3.11 or newer and pip:
 #   make run    learn 90 glyphs in five steps, with and without Weight Aligning, and compare
 #   make test   prove the code
-#   make bench  measure it, in ratios of one run (a quarter of an hour on two cores)
+#   make bench  measure it, in ratios of one run
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin

@@ -28,9 +28,11 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all unless named")
+    parser.add_argument("parts", nargs="*", help=f"all unless named: {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=Path("bench.json"))
     asked = parser.parse_args()
+    if strange := set(asked.parts) - set(PARTS):
+        parser.error(f"there is no part '{min(strange)}': there are {', '.join(PARTS)}")
     facts = machine()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     print(f"{'what':42}{'ours':>10}{'theirs':>10} {'unit':9}{'ratio':>8}  than")

@@ -14,6 +14,9 @@ from equipoise.learn.muon import Muon
 from equipoise.learn.nets import Architecture, FastNet, Whitening
 from equipoise.learn.schedule import Schedule
 from equipoise.methods import make
+from equipoise.study.experiment import Experiment
+from equipoise.study.recipe import resolve
+from equipoise.testing import Trial
 
 
 def pulled(gradient: np.ndarray) -> np.ndarray:
@@ -131,6 +134,15 @@ def test_small_pictures_come_first() -> None:
     assert shrink(torch.zeros(1, 3, 32, 24, dtype=torch.uint8), 16).shape == (1, 3, 16, 12)
     with pytest.raises(UsageError, match="one more than"):
         Schedule(sizes=(0.5, 1.0))
+
+
+def test_pictures_too_small_for_a_network_are_refused_before_anything_is_learned() -> None:
+    data = Trial("wa", {}).data()
+    with pytest.raises(UsageError, match="images of 8×8 are too small for the backbone fast"):
+        Experiment.prepare(resolve("digits", overrides={"net": {"backbone": "fast"}}), data)
+    sizes = {"train": {"sizes": [0.25, 1.0], "size_milestones": [0.5]}}
+    with pytest.raises(UsageError, match="images of 2×2 are too small for the backbone tiny"):
+        Experiment.prepare(resolve("digits", overrides=sizes), data)
 
 
 def test_later_steps_move_filters_less_and_heads_as_much() -> None:

@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024): an optimizer that learns convolutions in a third of the updates."""
+"""Muon (Jordan et al. 2024): an optimizer for which an update of a matrix is a direction, the same for all scales."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import ranks
-from equipoise.errors import unknown
+from equipoise.errors import UsageError, unknown
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -240,6 +240,11 @@ class Architecture:
     mirror: bool = False
     """Whether features are averaged over an image and its mirror image, outside training."""
 
+    def at(self, size: float) -> Architecture:
+        """The same for images of another size, a share of theirs."""
+        channels, height, width = self.shape
+        return replace(self, shape=(channels, max(round(height * size), 1), max(round(width * size), 1)))
+
     def __call__(self, final_relu: bool = True) -> Backbone:
         net = self._net(final_relu)
         net.mirror = self.mirror
@@ -253,7 +258,15 @@ class Architecture:
             return TimmNet(self.name.removeprefix("timm:"), self.shape)
         net = BACKBONES[self.name](self.shape[0], final_relu)
         initialise(net)
-        return net
+        try:
+            with torch.no_grad():
+                net.eval().look(torch.zeros(1, *self.shape))
+        except RuntimeError as error:
+            side = f"{self.shape[1]}×{self.shape[2]}"
+            raise UsageError(
+                f"images of {side} are too small for the backbone {self.name}: choose another, or larger images"
+            ) from error
+        return net.train()
 
 
 def initialise(net: nn.Module) -> None:

@@ -72,8 +72,11 @@ class Experiment:
             raise UsageError(f"the method {settings.method} cannot be learned by several processes: use --devices 1")
         if method.needs_exemplars and memory.size == 0:
             raise UsageError(f"the method {settings.method} needs exemplars, and --memory is 0: give it a number")
+        architecture = Architecture(settings.net.backbone, dataset.train.store.shape, settings.net.mirror)
+        if (smallest := min(settings.train.sizes)) < 1:
+            architecture.at(smallest)()  # refused now, if its pictures would be too small, and not in mid-training
         seed_everything(settings.seed, "build")
-        method.build(Architecture(settings.net.backbone, dataset.train.store.shape, settings.net.mirror))
+        method.build(architecture)
         settings.runtime.place(method)
         return Experiment(settings, stream, augment, memory, method)
 
