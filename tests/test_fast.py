@@ -13,8 +13,11 @@ from equipoise.errors import UsageError
 from equipoise.learn.muon import Muon
 from equipoise.learn.nets import Architecture, FastNet, Whitening
 from equipoise.learn.schedule import Schedule
+from equipoise.learn.trainer import learn_step
 from equipoise.methods import make
+from equipoise.study.evaluate import predict_all
 from equipoise.study.experiment import Experiment
+from equipoise.study.lesson import learn_and_judge
 from equipoise.study.recipe import resolve
 from equipoise.testing import Trial
 
@@ -165,3 +168,73 @@ def test_reflected_padding_is_numpys() -> None:
         top, left = int(down * 5), int(right * 5)
         cut = canvas[:, top : top + 6, left : left + 5]
         assert (image == (cut[:, :, ::-1] if mirror < 0.5 else cut)).all()
+
+
+def test_each_image_is_mirrored_in_every_other_epoch() -> None:
+    pixels = torch.zeros(100, 1, 2, 2, dtype=torch.uint8)
+    pixels[:, :, :, 1] = 255
+    images, augment = Images.of(pixels, torch.zeros(100)), Augment(flip=True, alternate=True)
+    mirrored = []
+    for epoch in range(4):
+        turns = augment.mirror_draws(100, epoch, torch.Generator().manual_seed(3))
+        draws = augment.draw(100, torch.Generator().manual_seed(epoch), turns)
+        mirrored.append(augment.batch(images, torch.arange(100), draws)[:, 0, 0, 0] > 0)
+    assert torch.equal(mirrored[0], mirrored[2])
+    assert torch.equal(mirrored[1], mirrored[3])
+    assert torch.equal(mirrored[0], ~mirrored[1])
+    assert 30 < mirrored[0].sum() < 70
+    assert Augment(flip=True).mirror_draws(100, 0, torch.Generator()) is None
+
+
+class Counting(nn.Module):
+    """Counts the images it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.images += 0 if self.training else len(x)
+        return x
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_judging_before_and_after_a_correction_is_one_pass_unless_it_moves_the_network(moves: bool) -> None:
+    experiment = Trial("wa", {"redraw": False}).experiment()
+    learn_step(experiment.fit(experiment.stream[1]), lambda: None)
+    fit, tests = experiment.fit(experiment.stream[2]), experiment.stream.tests(experiment.stream[2])
+    counting = Counting()
+    fit.method.backbone.convs[0] = nn.Sequential(fit.method.backbone.convs[0], counting)
+    if moves:
+        end = fit.method.end
+
+        def end_and_move(*args: object) -> dict[str, float]:
+            with torch.no_grad():
+                fit.method.backbone.norms[0].bias.add_(0.3)
+            return end(*args)
+
+        fit.method.end = end_and_move  # type: ignore[method-assign]
+    lesson = learn_and_judge(fit, tests)
+    herded = len(fit.step.images)
+    assert counting.images == herded + (2 if moves else 1) * len(tests)
+    after = predict_all(fit.method, tests, fit.augment, fit.runtime)
+    assert torch.equal(lesson.after.confidence, after.confidence)
+    assert not torch.equal(lesson.before.confidence, lesson.after.confidence)
+
+
+def test_choosing_exemplars_looks_at_each_image_once_and_leaves_the_teacher_alone() -> None:
+    experiment = Trial("wa", {}).experiment()
+    learn_step(experiment.fit(experiment.stream[1]), lambda: None)
+    fit = experiment.fit(experiment.stream[2])
+    fit.method.backbone.mirror = True
+    seen = []
+
+    def judge() -> None:
+        counting = Counting().eval()
+        fit.method.backbone.convs[0] = nn.Sequential(fit.method.backbone.convs[0], counting)
+        fit.remember()
+        assert fit.method.teacher is not None
+        seen.extend([counting.images, fit.method.backbone.mirror, fit.method.teacher.backbone.mirror])
+
+    learn_step(fit, judge)
+    assert seen == [len(fit.step.images), True, False]

@@ -14,6 +14,7 @@ from equipoise.errors import UsageError
 
 DRAWS = 9
 """Random numbers an image: four for the crop, two for the shift, one each for mirror, brightness and contrast."""
+MIRROR = 6
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Augment:
     """What the pad shows: nothing, or the picture continued as in a mirror."""
     flip: bool = False
     """Mirror half of the images."""
+    alternate: bool = False
+    """Mirror each image in every other epoch instead of by chance, so that none is seen the same way twice running."""
     brightness: float = 0.0
     """Add up to so much to an image's values, or take it away (EEIL: 63/255)."""
     contrast: float = 0.0
@@ -49,9 +52,19 @@ class Augment:
         if {len(self.mean), len(self.std)} - {1, channels}:
             raise UsageError(f"augment.mean and augment.std need a value for each of the {channels} channels")
 
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """The randomness of ``count`` images, from 0 to 1. A row decides all of an image, whoever decodes it."""
-        return torch.rand((count, DRAWS), generator=generator)
+    def draw(self, count: int, generator: torch.Generator, mirror: Tensor | None = None) -> Tensor:
+        """The randomness of ``count`` images, from 0 to 1. A row decides all of an image, whoever decodes it.
+
+        ``mirror``, where it is given, takes the place of the numbers that decide who is mirrored.
+        """
+        draws = torch.rand((count, DRAWS), generator=generator)
+        if mirror is not None:
+            draws[:, MIRROR] = mirror
+        return draws
+
+    def mirror_draws(self, count: int, epoch: int, generator: torch.Generator) -> Tensor | None:
+        """Who is mirrored in an epoch, if that is not left to chance: a half more or less each time turns it round."""
+        return (torch.rand(count, generator=generator) + epoch / 2) % 1 if self.alternate else None
 
     def batch(self, images: Images, where: Tensor, draws: Tensor, size: int | None = None) -> Tensor:
         """A training batch: read, varied as each image's row of ``draws`` says, shrunk to ``size``, normalised."""

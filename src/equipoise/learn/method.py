@@ -15,7 +15,7 @@ from equipoise.data.stream import Step
 from equipoise.learn.align import head_norms
 from equipoise.learn.clock import Clock
 from equipoise.learn.head import Head
-from equipoise.learn.nets import Architecture, Backbone
+from equipoise.learn.nets import Architecture, backbones_of
 
 if TYPE_CHECKING:
     from equipoise.learn.trainer import Fit
@@ -126,9 +126,8 @@ class Method(nn.Module):
         teacher, self.teacher = self.teacher, None
         copied = copy.deepcopy(self).requires_grad_(False).eval()
         self.teacher = teacher
-        for part in copied.modules():
-            if isinstance(part, Backbone):
-                part.mirror = False  # a teacher is asked about every batch: once is enough
+        for backbone in backbones_of(copied):
+            backbone.mirror = False  # a teacher is asked about every batch: once is enough
         return copied
 
     def ask_teacher(self, x: Tensor) -> Tensor:

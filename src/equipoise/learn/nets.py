@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -45,6 +46,23 @@ class Backbone(nn.Module):
         if self.mirror and not self.training:
             features = (features + self.look(x.flip(3))) / 2
         return features
+
+
+def backbones_of(net: nn.Module) -> list[Backbone]:
+    return [part for part in net.modules() if isinstance(part, Backbone)]
+
+
+@contextmanager
+def unmirrored(net: nn.Module) -> Iterator[None]:
+    """For a while, all of the network's backbones look at images as they are only."""
+    mirroring = [backbone for backbone in backbones_of(net) if backbone.mirror]
+    for backbone in mirroring:
+        backbone.mirror = False
+    try:
+        yield
+    finally:
+        for backbone in mirroring:
+            backbone.mirror = True
 
 
 class PreActBlock(nn.Module):
@@ -166,7 +184,7 @@ class Whitening(nn.Module):
 
 
 class FastNet(Backbone):
-    """For 32×32 images on a CPU: whitened patches, then pairs of convolutions; features are maxima over places.
+    """For 32×32 images on a CPU: whitened patches, then pairs of convolutions.
 
     The first of a pair is pooled before its batch norm and ReLU, which then cost a quarter.
     """
@@ -185,11 +203,8 @@ class FastNet(Backbone):
         self.width, self.map_widths = inputs, list(widths)
 
     def maps(self, x: Tensor) -> list[Tensor]:
-        x = self.whitening(x)
+        x = F.gelu(self.whitening(x))
         return [x := stage(x) for stage in self.stages]
-
-    def pool(self, last: Tensor) -> Tensor:
-        return last.amax((2, 3))
 
 
 class MLP(Backbone):

@@ -23,6 +23,7 @@ from equipoise.errors import RunError
 from equipoise.learn.clock import Clock
 from equipoise.learn.journal import Journal, Silent, StageState, Watcher, capture, restore
 from equipoise.learn.method import Method
+from equipoise.learn.nets import unmirrored
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.seeding import Key, generator, seed_everything
@@ -125,7 +126,8 @@ class Fit:
         method, runtime = self.method, self.runtime
         batches = _batches(len(images), schedule.batch_size, random)
         size = schedule.size_at(epoch, images.store.shape[1])
-        drawn = self._drawn(images, batches, random if augment else None, size)
+        mirror = self.augment.mirror_draws(len(images), epoch, generator(*key, "mirror"))
+        drawn = self._drawn(images, batches, random if augment else None, mirror, size)
         total = torch.zeros((), device=runtime.device)
         for number, (batch, pixels) in enumerate(zip(batches, drawn, strict=True)):
             x, y = runtime.move(pixels), runtime.move(images.labels[ranks.share(batch)])
@@ -145,7 +147,7 @@ class Fit:
         return ranks.total(total).item() / len(batches) / ranks.world()
 
     def _drawn(
-        self, images: Images, batches: list[Tensor], random: torch.Generator | None, size: int
+        self, images: Images, batches: list[Tensor], random: torch.Generator | None, mirror: Tensor | None, size: int
     ) -> Iterator[Tensor]:
         """Our shares of the batches, made several at a time: small batches cost more in calls than in pixels."""
         channels, height, width = images.store.shape
@@ -159,8 +161,9 @@ class Fit:
                 if random is None:
                     pixels = self.augment.plain(images, where)
                 else:  # everybody draws for whole batches, so that all stay in step
-                    draws = [ranks.share(self.augment.draw(len(batch), random)) for batch in group]
-                    pixels = self.augment.batch(images, where, torch.cat(draws), size)
+                    turns = [None if mirror is None else mirror[batch] for batch in group]
+                    draws = [self.augment.draw(len(b), random, turn) for b, turn in zip(group, turns, strict=True)]
+                    pixels = self.augment.batch(images, where, torch.cat([ranks.share(d) for d in draws]), size)
                 yield pixels.split([len(mine) for mine in shares])
 
         for group in _ahead(made(), images):
@@ -203,7 +206,7 @@ class Fit:
         """
         if not self._remembered:  # features only change when something is trained
             self._remembered = True
-            with self.clock("herding"):
+            with self.clock("herding"), unmirrored(self.method):  # for a choice, one pass is enough
                 self.memory.update(images or self.step.images, self.step.seen, self.features, self.key)
         return self.memory.images()
 
