@@ -9,11 +9,13 @@ from torch import nn
 
 from equipoise.data.augment import Augment, shift_and_mirror, shrink
 from equipoise.data.images import Images
+from equipoise.data.stream import Step
 from equipoise.errors import UsageError
+from equipoise.learn.method import Method
 from equipoise.learn.muon import Muon
-from equipoise.learn.nets import Architecture, FastNet, Whitening
+from equipoise.learn.nets import Architecture, FastNet, SmallNet, Whitening
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.trainer import learn_step
+from equipoise.learn.trainer import Fit, learn_step
 from equipoise.methods import make
 from equipoise.study.evaluate import predict_all
 from equipoise.study.experiment import Experiment
@@ -198,20 +200,27 @@ class Counting(nn.Module):
         return x
 
 
+def counted(method: Method) -> Counting:
+    """A count of the images that the method's network is asked about from now on."""
+    net, counting = method.backbone, Counting().train(method.training)
+    assert isinstance(net, SmallNet)
+    net.convs[0] = nn.Sequential(net.convs[0], counting)
+    return counting
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_judging_before_and_after_a_correction_is_one_pass_unless_it_moves_the_network(moves: bool) -> None:
     experiment = Trial("wa", {"redraw": False}).experiment()
     learn_step(experiment.fit(experiment.stream[1]), lambda: None)
     fit, tests = experiment.fit(experiment.stream[2]), experiment.stream.tests(experiment.stream[2])
-    counting = Counting()
-    fit.method.backbone.convs[0] = nn.Sequential(fit.method.backbone.convs[0], counting)
+    counting = counted(fit.method)
     if moves:
         end = fit.method.end
 
-        def end_and_move(*args: object) -> dict[str, float]:
+        def end_and_move(step: Step, fit: Fit) -> dict[str, float]:
             with torch.no_grad():
-                fit.method.backbone.norms[0].bias.add_(0.3)
-            return end(*args)
+                fit.method.backbone.get_parameter("norms.0.bias").add_(0.3)
+            return end(step, fit)
 
         fit.method.end = end_and_move  # type: ignore[method-assign]
     lesson = learn_and_judge(fit, tests)
@@ -230,8 +239,7 @@ def test_choosing_exemplars_looks_at_each_image_once_and_leaves_the_teacher_alon
     seen = []
 
     def judge() -> None:
-        counting = Counting().eval()
-        fit.method.backbone.convs[0] = nn.Sequential(fit.method.backbone.convs[0], counting)
+        counting = counted(fit.method)
         fit.remember()
         assert fit.method.teacher is not None
         seen.extend([counting.images, fit.method.backbone.mirror, fit.method.teacher.backbone.mirror])

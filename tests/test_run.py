@@ -459,3 +459,19 @@ def test_real_cifar_shows_the_effect(cifar_root: Path, tmp_path: Path) -> None:
     last = result.rows[-1]
     assert last["top1"] > last["top1_uncorrected"] + 2
     assert last["norms_new"] > last["norms_old"]
+
+
+def test_a_recipe_can_be_like_another_but_for_what_it_says(tmp_path: Path) -> None:
+    fast, hour = read_recipe("cifar100-fast"), read_recipe("cifar100-hour")
+    assert hour["train"] == fast["train"] | {"epochs": hour["train"]["epochs"]}
+    assert hour["methods"] == fast["methods"]
+    mine = tmp_path / "mine.toml"
+    mine.write_text('like = "glyphs"\n[methods.wa.fields]\nnorm = 2\n[train]\nepochs = 1\n')
+    settings, published = resolve("glyphs", "wa", str(mine)), resolve("glyphs", "wa")
+    assert (settings.train.epochs, settings.fields["norm"]) == (1, 2)
+    assert (settings.train.lr, settings.memory) == (published.train.lr, published.memory)
+    other = tmp_path / "other.toml"
+    mine.write_text(f'like = "{other}"')
+    other.write_text(f'like = "{mine}"')
+    with pytest.raises(UsageError, match="is like itself"):
+        resolve("glyphs", "wa", str(mine))

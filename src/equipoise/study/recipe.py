@@ -47,6 +47,7 @@ class Net:
 
 
 SECTIONS = ("data", "stream", "memory", "net", "train", "augment", "runtime", "fields")
+TEXTS = ("about", "dataset", "like")
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,10 @@ def recipe_names() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
-def read_recipe(name: str) -> dict[str, Any]:
-    """A published recipe by name, or any TOML file by its path."""
+def read_recipe(name: str, heirs: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A published recipe by name, or any TOML file by its path; over the one it says it is ``like``, if it does."""
+    if name in heirs:
+        raise UsageError(f"the recipe {name} is like itself, by way of {' and '.join(heirs)}: take one 'like' out")
     if name.endswith(".toml"):
         file = Path(name)
         if not file.is_file():
@@ -112,18 +115,25 @@ def read_recipe(name: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the recipe {name} is not TOML: {error}") from error
     for key, value in recipe.items():
-        if key not in (*SECTIONS, "about", "dataset", "methods"):
+        if key not in (*SECTIONS, *TEXTS, "methods"):
             raise unknown(f"section in the recipe {name} named", key, (*SECTIONS, "methods"))
-        if not isinstance(value, str if key in ("about", "dataset") else dict):
+        if not isinstance(value, str if key in TEXTS else dict):
             raise UsageError(f"'{key}' in the recipe {name} is {value!r}: it must be a {_kind(key)}")
     for method, special in recipe.get("methods", {}).items():
         methods.lookup(method)
         _check_sections(special, f"methods.{method} of the recipe {name}")
-    return recipe
+    like = recipe.pop("like", None)
+    return recipe if like is None else _over(read_recipe(like, (*heirs, name)), recipe)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two tables as one: sections are joined, and where both say something, the upper one counts."""
+    both = {key: _over(below[key], value) for key, value in above.items() if isinstance(value, dict) and key in below}
+    return below | above | both
 
 
 def _kind(key: str) -> str:
-    return "text" if key in ("about", "dataset") else f"section, [{key}]"
+    return "text" if key in TEXTS else f"section, [{key}]"
 
 
 def _check_sections(sections: Any, where: str) -> None:
