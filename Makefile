@@ -2,12 +2,13 @@
 #   make run    learn 90 glyphs in five steps, with and without Weight Aligning, and compare
 #   make test   prove the code
 #   make bench  measure it, in ratios of one run
+#   make results  write docs/results.md from the runs in results/
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test check format bench clean
+.PHONY: run test check format bench results clean
 
 run: $(VENV)/.core
 	$(BIN)/equipoise compare glyphs --methods ce+kd,wa --seeds 0 --out runs/demo
@@ -27,6 +28,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py
+
+results: $(VENV)/.dev
+	$(BIN)/python results/render.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,16 @@ def export(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> l
             raise unknown("picture format", name, FORMATS)
     if find_spec("vl_convert") is None:
         raise UsageError("pictures need the package vl-convert-python: pip install 'equipoise[report]'")
-    import vl_convert
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot write to {folder} ({error.strerror}): choose another --figures") from error
-    vendor = resources.files(__package__) / "vendor"
-    with resources.as_file(vendor) as fonts:
-        vl_convert.register_font_directory(str(fonts))
-    font = base64.b64encode((vendor / "DejaVuSans.ttf").read_bytes()).decode()
+    import vl_convert
+
+    font = base64.b64encode((_vendor() / "DejaVuSans.ttf").read_bytes()).decode()
     written = []
     for figure in figures:
-        svg = vl_convert.vegalite_to_svg(json.dumps(for_paper(figure)))
+        svg = picture(figure)
         made = {
             "svg": lambda svg=svg: _with_font(svg, font).encode(),
             "png": lambda svg=svg: vl_convert.svg_to_png(svg, scale=3),
@@ -49,6 +47,20 @@ def export(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> l
             write_bytes(file, made[name]())
             written.append(file)
     return written
+
+
+def picture(figure: Figure) -> str:
+    """The figure as SVG, which names its font and does not hold it."""
+    import vl_convert
+
+    with resources.as_file(_vendor()) as fonts:
+        vl_convert.register_font_directory(str(fonts))
+    svg: str = vl_convert.vegalite_to_svg(json.dumps(for_paper(figure)))
+    return svg
+
+
+def _vendor() -> Traversable:
+    return resources.files(__package__) / "vendor"
 
 
 def for_paper(figure: Figure) -> dict[str, Any]:

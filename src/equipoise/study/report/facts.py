@@ -62,14 +62,15 @@ class Paper:
 
 
 @cache
-def _published() -> dict[str, Any]:
+def published() -> dict[str, Any]:
+    """The paper's figures, as paper.toml has them."""
     return tomllib.loads((resources.files(__package__) / "paper.toml").read_text(encoding="utf-8"))
 
 
 def from_paper(run: Run) -> Paper | None:
     """What the paper reports of this method under the same protocol, if it does."""
     settings = run.settings
-    table = _published().get(settings["dataset"])
+    table = published().get(settings["dataset"])
     memory = settings["memory"]
     if table is None or settings["stream"]["classes"] or len(set(run.config.get("sizes") or [1, 2])) != 1:
         return None

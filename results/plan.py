@@ -1,0 +1,31 @@
+"""Which runs are published: a name for each, and what to tell ``equipoise run``."""
+
+from __future__ import annotations
+
+FAMILY = ("ce", "ce+wa", "ce+kd", "ce+kd+wnl", "ce+kd+unit", "wa")
+OTHERS = ("joint", "lwf-mc", "icarl", "eeil", "bic", "il2m", "rps", "lucir")
+AGAIN = ("wa", "ce+kd", "ce+wa", "bic")
+"""Methods that are run with two more seeds."""
+ABLATIONS = {
+    "clip-off": "method.clip=false",
+    "norm-1": "method.norm=1",
+    "bias": "method.bias=true",
+    "random": "memory.selection=random",
+}
+LONGER = ("fast", "hour")
+
+
+def _run(recipe: str, method: str, seed: int, *settings: str) -> list[str]:
+    words = ["--recipe", f"cifar100-{recipe}", "--method", method, "--seed", str(seed)]
+    return words + [word for setting in settings for word in ("--set", setting)]
+
+
+RUNS: dict[str, list[str]] = {
+    **{f"lite/{method}-0": _run("lite", method, 0) for method in (*FAMILY, *OTHERS)},
+    **{f"lite/{method}-{seed}": _run("lite", method, seed) for seed in (1, 2) for method in AGAIN},
+    **{f"lite/wa-{name}-0": _run("lite", "wa", 0, setting) for name, setting in ABLATIONS.items()},
+    **{f"{recipe}/wa-{seed}": _run(recipe, "wa", seed) for recipe in LONGER for seed in (0, 1)},
+}
+"""Options of ``equipoise run cifar100 --data-root DIR``, by name, in the order in which they are run."""
+WITH_PREDICTIONS = {f"lite/{method}-0" for method in ("ce", "ce+wa", "ce+kd", "wa")}
+"""Runs whose last predictions are kept too: the confusion matrices are made of them."""

@@ -1,0 +1,66 @@
+"""Do the runs that are not published yet, one after another, and keep what is small of each.
+
+A call goes on where the last one stopped:
+
+    python results/queue_runs.py --data-root DIR [--only lite/wa-0 …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from plan import RUNS, WITH_PREDICTIONS
+from safetensors.torch import load_file, save_file
+
+HERE = Path(__file__).parent
+SMALL = ("config.json", "metrics.jsonl", "summary.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", required=True, help="where CIFAR-100 is")
+    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where runs are while they go on")
+    parser.add_argument("--only", nargs="*", default=list(RUNS), help="names of runs; all unless named")
+    asked = parser.parse_args()
+    for name in asked.only:
+        if name not in RUNS:
+            parser.error(f"there is no run '{name}': results/plan.py lists them")
+        if (HERE / name / "summary.json").exists():
+            print(f"{name} is there already", flush=True)
+            continue
+        print(f"{name} …", flush=True)
+        command = [sys.executable, "-m", "equipoise", "run", "cifar100", *RUNS[name]]
+        subprocess.run([*command, "--data-root", asked.data_root, "--out", str(asked.work / name)], check=True)
+        keep(name, asked.work / name, HERE / name)
+
+
+def keep(name: str, run: Path, place: Path) -> None:
+    """Copy what the page needs; ``summary.json`` comes last, because it says that the rest is there."""
+    place.mkdir(parents=True, exist_ok=True)
+    if name in WITH_PREDICTIONS:
+        last = len((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        said = load_file(run / "predictions" / f"step-{last}.safetensors")
+        (place / "predictions").mkdir(exist_ok=True)
+        kept = {key: smaller(value) for key, value in said.items()}
+        save_file(kept, place / "predictions" / f"step-{last}.safetensors")
+    for file in SMALL:
+        text = (run / file).read_text(encoding="utf-8")
+        if file == "config.json":  # where it was computed is nobody's business, and the same command works elsewhere
+            config = json.loads(text)
+            config["command"] = " ".join(["equipoise run cifar100 --data-root DIR", *RUNS[name]])
+            text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
+        (place / file).write_text(text, encoding="utf-8")
+
+
+def smaller(values: torch.Tensor) -> torch.Tensor:
+    """Class numbers in two bytes instead of eight, shares in two instead of four."""
+    return values.to(torch.int16 if values.dtype == torch.int64 else torch.float16).contiguous()
+
+
+if __name__ == "__main__":
+    main()

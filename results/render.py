@@ -1,0 +1,215 @@
+"""Write docs/results.md and its figures from the runs in this folder, and from nothing else: `make results`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import jinja2
+import numpy as np
+from claims import CLAIMS, LITTLE, Figures
+from plan import ABLATIONS, FAMILY, LONGER, OTHERS, RUNS
+
+from equipoise.files import read_json
+from equipoise.study.report.comparison_charts import curves, last_errors
+from equipoise.study.report.export import picture
+from equipoise.study.report.facts import confusion, from_paper, published
+from equipoise.study.report.figure import Figure, Rows, chart_of, percent
+from equipoise.study.report.page import gains
+from equipoise.study.report.runs import Group, Run
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs", help="where results.md and results/ are put")
+    out = parser.parse_args().out
+    (out / "results").mkdir(parents=True, exist_ok=True)
+    page, pictures = render(HERE)
+    (out / "results.md").write_text(page, encoding="utf-8")
+    for name, svg in pictures.items():
+        (out / "results" / f"{name}.svg").write_text(svg, encoding="utf-8")
+
+
+def render(folder: Path) -> tuple[str, dict[str, str]]:
+    """The page and its pictures, by name."""
+    runs = {name: read(folder / name) for name in RUNS if (folder / name / "summary.json").exists()}
+    lite = {label: group for label in (*FAMILY, *OTHERS) if (group := group_of(runs, label))}
+    ablated = {"wa, seed 0": "lite/wa-0", **{name: f"lite/wa-{name}-0" for name in ABLATIONS}}
+    ablations = {label: Group(label, [runs[name]]) for label, name in ablated.items() if name in runs}
+    longer = {recipe: group for recipe in LONGER if (group := group_of(runs, "wa", recipe))}
+    family = [lite[label] for label in FAMILY if label in lite]
+    drawn = [lite[label] for label in (*FAMILY, "joint") if label in lite]
+    figures = [curves(drawn), last_errors(list(lite.values()))] if drawn else []
+    figures += [norms(lite["ce+kd"])] if "ce+kd" in lite else []
+    figures += [budgets({"lite": lite["wa"], **longer})] if "wa" in lite and longer else []
+    firsts = {label: group.runs[0] for label, group in lite.items()}
+    matrices = {label: run for label, run in firsts.items() if (run.directory / "predictions").exists()}
+    pictures = {figure.name: picture(figure) for figure in figures}
+    pictures |= {"confusions": confusions(matrices)} if matrices else {}
+    known = Figures(lite | ablations)
+    environment = jinja2.Environment(  # noqa: S701 (Markdown, from our own files)
+        loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"one": one, "row": row_of}
+    text = environment.get_template("page.md.jinja").render(
+        methods=[method_row(label, group) for label, group in lite.items()],
+        gains=gains(family),
+        errors=[error_row(group) for group in family],
+        norms=[row for row in lite["ce+kd"].runs[0].rows if row["norms_old"] is not None] if "ce+kd" in lite else [],
+        ablations=[method_row(label, group) for label, group in ablations.items()],
+        longer=[method_row(recipe, group) for recipe, group in longer.items()],
+        claims=[ask(known) for needs, ask in CLAIMS if set(needs) <= set(known.groups)],
+        little=LITTLE,
+        pictures=pictures,
+        runs=[run_row(name, run) for name, run in runs.items()],
+        missing=[name for name in RUNS if name not in runs],
+        machine=machine(runs.values()),
+    )
+    return text, pictures
+
+
+def read(directory: Path) -> Run:
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return Run(directory, read_json(directory / "config.json"), rows, read_json(directory / "summary.json"))
+
+
+def group_of(runs: dict[str, Run], method: str, recipe: str = "lite") -> Group | None:
+    """All seeds of a method."""
+    seeds = [runs[name] for seed in range(3) if (name := f"{recipe}/{method}-{seed}") in runs]
+    return Group(method, seeds) if seeds else None
+
+
+# ---- rows of tables
+
+
+def method_row(label: str, group: Group) -> dict[str, Any]:
+    tops = group.values("top1")
+    averages = tops[:, 1:].mean(1)
+    paper = from_paper(group.runs[0])
+    return {
+        "label": label,
+        "seeds": len(tops),
+        "tops": tops.mean(0).tolist(),
+        "each": tops.tolist(),
+        "average": float(averages.mean()),
+        "averages": averages.tolist(),
+        "lasts": tops[:, -1].tolist(),
+        "spread": float(averages.std(ddof=1)) if len(averages) > 1 else None,
+        "paper": (paper.average if paper.average is not None else paper.last) if paper else None,
+        "paper_curve": paper.curve if paper else None,
+        "minutes": [minutes(run) for run in group.runs],
+        "backbone": group.runs[0].settings["net"]["backbone"],
+        "epochs": group.runs[0].settings["train"]["epochs"],
+    }
+
+
+def error_row(group: Group) -> dict[str, Any]:
+    """Wrong answers after the last step, as Table 1 of the paper counts them, before any correction and after it."""
+    means = {name: float(group.values(name)[:, -1].mean()) for name in ("e_n", "e_o", "e_on", "e_oo")}
+    told = published()["cifar100"].get("errors", {}).get(group.label)
+    return {"label": group.label, **means, "paper": told}
+
+
+def run_row(name: str, run: Run) -> dict[str, Any]:
+    return {
+        "name": name,
+        "command": f"equipoise run cifar100 --data-root DIR {' '.join(RUNS[name])}",
+        "average": float(np.mean([row["top1"] for row in run.rows[1:]])),
+        "last": run.rows[-1]["top1"],
+        "minutes": minutes(run),
+        "commit": (run.config.get("commit") or "unknown")[:10],
+    }
+
+
+def minutes(run: Run) -> float:
+    return float(sum(row["seconds"] for row in run.rows)) / 60
+
+
+def machine(runs: Iterable[Run]) -> list[str]:
+    """What computed them, each kind once."""
+    facts = [(run.config["machine"]["cores"], run.config["python"], run.config["versions"]["torch"]) for run in runs]
+    return sorted({f"{cores} cores, Python {python}, PyTorch {torch}" for cores, python, torch in facts})
+
+
+def one(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def row_of(cells: Sequence[float | None]) -> str:
+    return " | ".join(one(cell) for cell in cells)
+
+
+# ---- figures that no report has
+
+
+def norms(group: Group) -> Figure:
+    """The paper's Figure 4 in two lines: mean norms of old and new classes' weights as training left them."""
+    rows: Rows = [
+        {"step": row["step"], "which": which, "norm": row[name]}
+        for row in group.runs[0].rows
+        for which, name in (("old classes", "norms_old"), ("new classes", "norms_new"))
+        if row[name] is not None
+    ]
+    chart = chart_of(rows).mark_line(point=True).encode(
+        x=alt.X("step:O", title="step", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("norm:Q", title="mean norm of a class's weights"),
+        color=alt.Color("which:N", title=None, sort=["new classes", "old classes"],
+                        scale=alt.Scale(range=["#e76f51", "#2a9d8f"])),
+    )  # fmt: skip
+    return Figure("norms", f"Norms of the head's weights, {group.label}", "As training left them.", chart)
+
+
+def budgets(groups: dict[str, Group]) -> Figure:
+    """Accuracy against minutes: what more time buys."""
+    rows: Rows = [
+        {
+            "recipe": recipe,
+            "minutes": statistics.mean(minutes(run) for run in group.runs),
+            "average": float(group.values("top1")[:, 1:].mean()),
+        }
+        for recipe, group in groups.items()
+    ]
+    line = chart_of(rows).mark_line(point=True, color="#2a9d8f").encode(
+        x=alt.X("minutes:Q", title="minutes on two cores", scale=alt.Scale(zero=True)),
+        y=percent("average", "average of steps 2–5, %"),
+    )  # fmt: skip
+    names = line.mark_text(dy=16, color="#333333").encode(text="recipe:N")
+    goal = alt.Chart(alt.InlineData(values=[{"average": published()["cifar100"]["averages"]["5"]["wa"]}]))
+    rule = goal.mark_rule(strokeDash=[2, 3], color="#888888").encode(y="average:Q")
+    words = "Dotted: the paper, whose schedule takes about 20 hours here."
+    return Figure("budgets", "Accuracy against time, wa", words, line + names + rule)
+
+
+def confusions(runs: dict[str, Run], side: int = 300, levels: int = 8) -> str:
+    """Confusion matrices after the last step, side by side; small enough for a repository (one path a shade)."""
+    parts = []
+    for place, (label, run) in enumerate(runs.items()):
+        counts = confusion(run.said(len(run.rows))[0], run.seen)
+        depth = np.ceil(np.log1p(counts) / np.log1p(counts.max()) * levels).astype(int)
+        x, y = 10 + (place % 2) * (side + 30), 30 + (place // 2) * (side + 50)
+        shades = [
+            f'<path fill-opacity="{level / levels:.3f}" d="'
+            + "".join(f"M{j} {i}h1v1h-1z" for i, j in zip(*(depth == level).nonzero(), strict=True))
+            + '"/>'
+            for level in range(1, levels + 1)
+            if (depth == level).any()
+        ]
+        parts.append(f'<text x="{x}" y="{y - 8}">{label}</text>')
+        put = f"translate({x} {y}) scale({side / run.seen:g})"
+        parts.append(f'<g transform="{put}" fill="#c8553d">{"".join(shades)}</g>')
+        parts.append(f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="none" stroke="#888"/>')
+    width, height = 2 * side + 50, ((len(runs) + 1) // 2) * (side + 50) + 10
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    style = ' font-family="DejaVu Sans, sans-serif" font-size="14">'
+    return f'{head}{style}<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
+
+
+if __name__ == "__main__":
+    main()

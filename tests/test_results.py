@@ -1,0 +1,84 @@
+"""The published results: the page is what the runs say, and a claim is held only if its figures say so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.study.recipe import Settings, parse_overrides, resolve
+from equipoise.study.report.runs import Group, Run
+from equipoise.study.run import run
+
+RESULTS = Path(__file__).parent.parent / "results"
+sys.path.insert(0, str(RESULTS))
+
+from claims import CLAIMS, Figures  # noqa: E402
+from plan import RUNS  # noqa: E402
+from queue_runs import keep  # noqa: E402
+from render import render  # noqa: E402
+
+
+def test_the_page_and_its_figures_are_what_the_runs_say() -> None:
+    page, pictures = render(RESULTS)
+    docs = RESULTS.parent / "docs"
+    assert page == (docs / "results.md").read_text(encoding="utf-8"), "run `make results`"
+    assert set(pictures) == {file.stem for file in (docs / "results").glob("*.svg")}
+    for name, svg in pictures.items():
+        assert svg == (docs / "results" / f"{name}.svg").read_text(encoding="utf-8"), f"{name}: run `make results`"
+
+
+def test_every_published_run_is_the_one_its_command_makes() -> None:
+    published = [name for name in RUNS if (RESULTS / name / "summary.json").exists()]
+    for name in published:
+        pairs = list(zip(RUNS[name][0::2], RUNS[name][1::2], strict=True))
+        told, overrides = dict(pairs), parse_overrides([value for flag, value in pairs if flag == "--set"])
+        settings = resolve("cifar100", told["--method"], told["--recipe"], int(told["--seed"]), overrides)
+        config = json.loads((RESULTS / name / "config.json").read_text(encoding="utf-8"))
+        made = Settings.of(config["settings"]).identity()
+        assert made == settings.identity(), f"{name} was made with other settings: run it again"
+        rows = [json.loads(line) for line in (RESULTS / name / "metrics.jsonl").read_text().splitlines()]
+        assert [row["seen"] for row in rows] == [20, 40, 60, 80, 100]
+        assert rows[-1]["e_n"] + rows[-1]["e_o"] == round(100 * (100 - rows[-1]["top1"]))
+
+
+def group(label: str, tops: list[float], **last: Any) -> Group:
+    rows = [{"step": step, "top1": top, "norms_old": None, **last} for step, top in enumerate(tops, 1)]
+    return Group(label, [Run(Path(label), {}, rows, {})])
+
+
+def ask(*groups: Group) -> dict[str, bool]:
+    of = Figures({group.label: group for group in groups})
+    claims = [claim(of) for needs, claim in CLAIMS if set(needs) <= set(of.groups)]
+    return {claim.says: claim.held for claim in claims}
+
+
+def test_claims_are_held_by_their_figures_alone() -> None:
+    paper = {"ce": 55.3, "ce+wa": 61.5, "ce+kd": 56.4, "wa": 66.6}
+    errors = {"ce": {"e_oo": 1333, "e_on": 4027}, "ce+kd": {"e_oo": 1012, "e_on": 4314}}
+    norms = {"norms_old": 1.0, "norms_new": 1.5}
+    groups = {name: group(name, [83.5, top], **errors.get(name, {}), **norms) for name, top in paper.items()}
+    told = ask(*groups.values())
+    assert len(told) == 4
+    assert all(told.values())  # the paper's own figures
+    groups["ce+kd"] = group("ce+kd", [83.5, 54.0], e_oo=1400, e_on=4314, norms_old=1.6, norms_new=1.5)
+    assert not any(held for says, held in ask(*groups.values()).items() if "together" not in says)
+    groups["wa"] = group("wa", [99.0, 60.0])  # the first step does not count
+    assert not any(ask(*groups.values()).values())
+    assert ask(group("wa, seed 0", [0, 60.0]), group("bias", [0, 60.9])) == {"A bias in the head matters little": True}
+    assert ask(group("wa, seed 0", [0, 60.0]), group("bias", [0, 58.9])) == {"A bias in the head matters little": False}
+
+
+def test_what_is_kept_of_a_run_is_small_and_names_no_place(tmp_path: Path) -> None:
+    out, place = tmp_path / "secret-place", tmp_path / "kept"
+    run("digits", method="wa", steps=2, seed=0, out=out, overrides={"train": {"epochs": 1}})
+    keep("lite/wa-0", out, place)
+    files = {file.relative_to(place).as_posix() for file in place.rglob("*") if file.is_file()}
+    assert files == {"config.json", "metrics.jsonl", "summary.json", "predictions/step-2.safetensors"}
+    assert not any(b"secret-place" in (place / name).read_bytes() for name in files)
+    kept, first = (Run(at, json.loads((at / "config.json").read_text()), [], {}).said(2)[0] for at in (place, out))
+    assert (kept.top1 == first.top1).all()
+    assert kept.confidence == pytest.approx(first.confidence, abs=1e-3)
