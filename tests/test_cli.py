@@ -36,6 +36,9 @@ def test_run_prints_a_table_and_says_where_the_files_are(cli) -> None:  # type: 
         assert word in ran.out, word
     again = cli("run", "digits", *QUICK, "--out", "here")
     assert "holds this run after step 5" in again.out
+    assert "kept aside" not in ran.out
+    aside = cli("run", "digits", *QUICK, "--set", "stream.validation=7", "--out", "there")
+    assert "judged by 7 training images of each class kept aside, not by test images" in aside.out
 
 
 def test_json_is_one_object_a_line(cli) -> None:  # type: ignore[no-untyped-def]

@@ -196,6 +196,8 @@ class Table(Bar):
                 f"[bold]{settings.method}[/] on {settings.dataset}: {sum(sizes)} classes in {len(sizes)} steps, "
                 f"recipe {escape(settings.recipe)}, seed {settings.seed}"
             )
+            if aside := settings.stream.validation:
+                self.console.print(f"  judged by {aside} training images of each class kept aside, not by test images")
             if rows or start.epochs_done:
                 done = f" and {start.epochs_done} epochs of the next" if start.epochs_done else ""
                 after = f"step {len(rows)}{done}"
