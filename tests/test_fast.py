@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.data.augment import Augment, shift_and_mirror, shrink
 from equipoise.data.images import Images
@@ -246,3 +248,38 @@ def test_choosing_exemplars_looks_at_each_image_once_and_leaves_the_teacher_alon
 
     learn_step(fit, judge)
     assert seen == [len(fit.step.images), True, False]
+
+
+@pytest.mark.parametrize(("method", "old"), [("wa", 3 * 5), ("joint", 40), ("lwf", 0)])
+def test_an_epoch_shows_exemplars_as_often_as_the_schedule_says(method: str, old: int) -> None:
+    """Five exemplars a class, thrice; joint training has no exemplars but all images, each once; LwF has nothing."""
+    overrides: dict[str, dict[str, Any]] = {
+        "train": {"exemplar_repeats": 3, "epochs": 1, "first_epochs": 2, "batch_size": 16},
+        "stream": {"steps": "4,4,2"},
+        "memory": {"size": 20},
+    }
+    experiment = Experiment.prepare(resolve("digits", method, overrides=overrides), Trial(method, {}).data(40))
+    labels: list[Tensor] = []
+    loss = experiment.method.loss
+
+    def noted(x: Tensor, y: Tensor) -> Tensor:
+        labels.append(y)
+        return loss(x, y)
+
+    experiment.method.loss = noted  # type: ignore[method-assign]
+    shown = []
+    for step in list(experiment.stream)[:2]:
+        labels.clear()
+        fit = experiment.fit(step)
+        learn_step(fit, lambda: None)
+        shown.append(torch.bincount(torch.cat(labels)).tolist())
+        assert fit.images_seen == sum(shown[-1]) == experiment.loads()[step.index - 1]
+    assert shown == [[2 * 40] * 4, [old] * 4 + [40] * 4]
+
+
+def test_numbers_of_epochs_and_repeats_below_one_are_refused() -> None:
+    for setting in ("first_epochs", "exemplar_repeats"):
+        with pytest.raises(UsageError, match=f"train.{setting} is 0, but it must be at least 1"):
+            Schedule(**{setting: 0})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="reach past the 2 epochs"):
+        Schedule(epochs=9, first_epochs=2, shape="milestones", milestones=(4,))

@@ -61,7 +61,7 @@ class Show(Bar, Onlooker):
             self.console.print(left_out(found.left_out), soft_wrap=True, end="")
             for line in plan_lines(teaching, seconds, epochs_done):
                 self.console.print(line, soft_wrap=True)
-        self.start([len(teaching.images) * teaching.model.settings.train.epochs])
+        self.start([len(teaching.images) * teaching.epochs])
 
     def _end_reading(self) -> None:
         if hasattr(self, "status"):
@@ -91,7 +91,7 @@ class JsonLines(Onlooker):
             "images": len(teaching.step.images),
             "exemplars": len(teaching.images) - len(teaching.step.images),
             "held_out": teaching.held,
-            "epochs": teaching.model.settings.train.epochs,
+            "epochs": teaching.epochs,
             "seconds": round(seconds, 1),
         }
         if self.dry_run:
@@ -129,7 +129,7 @@ def plan_lines(teaching: Teaching, seconds: float, epochs_done: int) -> list[str
         f"[bold]step {len(model.steps) + 1}[/]: {escape(names)}",
         f"  {len(step.images):,} images to learn from{beside}, {teaching.held:,} held out",
         f"  {settings.method}, {settings.net.backbone}, {model.shape[1]} × {model.shape[2]} pixels, "
-        f"{settings.train.epochs} epochs: about {duration(seconds)}",
+        f"{teaching.epochs} epochs: about {duration(seconds)}",
     ]
     if epochs_done:
         lines.append(f"  this step was stopped after {epochs_done} epochs: going on from there")

@@ -71,11 +71,15 @@ class Teaching:
             model.method, self.step, self.images, model.memory, settings.train, model.augment, settings.runtime, key
         )
 
+    @property
+    def epochs(self) -> int:
+        return self.model.settings.train.for_step(self.step.index).epochs
+
     def estimate(self) -> float:
         """Seconds that training will take, from a short try."""
         trial = replace(self, model=self.model.copy())
         rate = try_out(trial.fit(), self.images)
-        return 0.0 if rate is None else len(self.images) * self.model.settings.train.epochs / rate
+        return 0.0 if rate is None else len(self.images) * self.epochs / rate
 
     def learn(self, watcher: Watcher | None = None, journal: Journal | None = None) -> dict[str, Any]:
         """Learn the step; returns, and adds to the model's, its record."""
@@ -92,7 +96,7 @@ class Teaching:
             "images": len(self.step.images),
             "held_out": self.held,
             "exemplars": len(model.memory),
-            "epochs": model.settings.train.epochs,
+            "epochs": self.epochs,
             "seconds": round(fit.seconds, 1),
             "gamma": lesson.facts.get("gamma"),
             **verdict(lesson.after, self.step.old, model.classes),

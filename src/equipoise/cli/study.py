@@ -109,7 +109,7 @@ def _show_plan(experiment: Any, json: bool, estimate: Any) -> None:
         "recipe": settings.recipe,
         "classes": stream.sizes,
         "images": loads,
-        "epochs": settings.train.epochs,
+        "epochs": [settings.train.for_step(index).epochs for index in range(1, len(stream) + 1)],
         "memory": settings.memory,
         "backbone": settings.net.backbone,
         "parameters": sum(p.numel() for p in experiment.method.parameters()),
@@ -119,8 +119,8 @@ def _show_plan(experiment: Any, json: bool, estimate: Any) -> None:
         print(json_module.dumps(plan))
         return
     print(f"{plan['method']} on {plan['dataset']}, recipe {plan['recipe']}, {plan['backbone']}:")
-    for index, (size, images) in enumerate(zip(stream.sizes, loads, strict=True), 1):
-        print(f"  step {index}: {size} new classes, {images:,} images × {plan['epochs']} epochs")
+    for index, (size, images, epochs) in enumerate(zip(stream.sizes, loads, plan["epochs"], strict=True), 1):
+        print(f"  step {index}: {size} new classes, {images:,} images × {epochs} epochs")
     runtime = settings.runtime
     alone = ", by one process" if runtime.devices * runtime.nodes > 1 else ""
     print(f"about {duration(plan['seconds'])} of training on this machine{alone}")

@@ -21,6 +21,10 @@ class Schedule:
 
     epochs: int = 10
     """Passes over the images."""
+    first_epochs: int | None = None
+    """Passes in the first step; none is as many as in the others."""
+    exemplar_repeats: int = 1
+    """How often an epoch shows each exemplar; a new image is shown once."""
     batch_size: int = 64
     """Images an update."""
     optimizer: Literal["sgd", "adam", "muon"] = "sgd"
@@ -63,6 +67,10 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise UsageError(f"train.epochs is {self.epochs}, but it must be at least 1")
+        if self.first_epochs is not None and self.first_epochs < 1:
+            raise UsageError(f"train.first_epochs is {self.first_epochs}, but it must be at least 1")
+        if self.exemplar_repeats < 1:
+            raise UsageError(f"train.exemplar_repeats is {self.exemplar_repeats}, but it must be at least 1")
         if self.batch_size < 2:
             raise UsageError(f"train.batch_size is {self.batch_size}, but batch norm needs at least 2 images")
         if not self.lr > 0:
@@ -79,9 +87,10 @@ class Schedule:
             raise UsageError("train.sizes are shares from 0 to 1, one more than there are train.size_milestones")
         if not 0 <= self.warmup <= 1:
             raise UsageError(f"train.warmup is {self.warmup}, but it is a share, from 0 to 1")
-        if self.shape == "milestones" and any(milestone >= self.epochs for milestone in self.milestones):
+        fewest = min(self.epochs, self.first_epochs or self.epochs)
+        if self.shape == "milestones" and any(milestone >= fewest for milestone in self.milestones):
             raise UsageError(
-                f"train.milestones {list(self.milestones)} reach past the {self.epochs} epochs: "
+                f"train.milestones {list(self.milestones)} reach past the {fewest} epochs: "
                 "set train.milestones to earlier ones, or train.shape to another"
             )
 
@@ -91,6 +100,8 @@ class Schedule:
         share = index if self.divide_lr else 1
         return dataclasses.replace(
             self,
+            epochs=self.first_epochs or self.epochs if index == 1 else self.epochs,
+            first_epochs=None,
             weight_decay=decay,
             divide_weight_decay=False,
             lr=self.lr / share,

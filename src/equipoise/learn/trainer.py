@@ -88,13 +88,14 @@ class Fit:
             self.carried += done.seconds
         start = done.epochs if done is not None else 0
         spent = done.seconds if done is not None else 0.0
-        self.watcher.stage(name, schedule.epochs, len(images), start)
-        self.images_seen += schedule.epochs * len(images)
+        shown = self._shown(images, schedule)
+        self.watcher.stage(name, schedule.epochs, len(shown), start)
+        self.images_seen += schedule.epochs * len(shown)
         together = _together(self.method, loss or self.method.loss, self.runtime)
         for epoch in range(start, schedule.epochs):
             began = time.perf_counter()
             self.method.train(not frozen)
-            mean = self._epoch(images, together, schedule, optimizer, augment, (*self.key, stage), epoch)
+            mean = self._epoch(images, shown, together, schedule, optimizer, augment, (*self.key, stage), epoch)
             if not math.isfinite(mean):
                 why = f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}"
                 raise ranks.everybodys(RunError(f"{why}: lower train.lr (now {schedule.lr:g})"))
@@ -106,9 +107,16 @@ class Fit:
             self.watcher.epoch(epoch + 1, mean, schedule.lr_at(epoch + 1))
         seed_everything(*self.key, stage, "after")  # the same whether the stage was trained or taken up whole
 
+    def _shown(self, images: Images, schedule: Schedule) -> Tensor:
+        """The numbers of the images that an epoch shows: all of them, and exemplars as often as the schedule says."""
+        every = torch.arange(len(images))
+        exemplars = every[images.labels < self.step.old] if self.method.rehearses == "memory" else every[:0]
+        return torch.cat([every, exemplars.repeat(schedule.exemplar_repeats - 1)])
+
     def _epoch(
         self,
         images: Images,
+        shown: Tensor,
         loss: Loss,
         schedule: Schedule,
         optimizer: torch.optim.Optimizer,
@@ -124,10 +132,12 @@ class Fit:
         random = generator(*key, "epoch", epoch)
         seed_everything(*key, "epoch", epoch, "process", ranks.rank())
         method, runtime = self.method, self.runtime
-        batches = _batches(len(images), schedule.batch_size, random)
+        places = _batches(len(shown), schedule.batch_size, random)
+        batches = [shown[place] for place in places]
         size = schedule.size_at(epoch, images.store.shape[1])
-        mirror = self.augment.mirror_draws(len(images), epoch, generator(*key, "mirror"))
-        drawn = self._drawn(images, batches, random if augment else None, mirror, size)
+        mirror = self.augment.mirror_draws(len(shown), epoch, generator(*key, "mirror"))
+        turns = [None if mirror is None else mirror[place] for place in places]
+        drawn = self._drawn(images, batches, random if augment else None, turns, size)
         total = torch.zeros((), device=runtime.device)
         for number, (batch, pixels) in enumerate(zip(batches, drawn, strict=True)):
             x, y = runtime.move(pixels), runtime.move(images.labels[ranks.share(batch)])
@@ -147,7 +157,12 @@ class Fit:
         return ranks.total(total).item() / len(batches) / ranks.world()
 
     def _drawn(
-        self, images: Images, batches: list[Tensor], random: torch.Generator | None, mirror: Tensor | None, size: int
+        self,
+        images: Images,
+        batches: list[Tensor],
+        random: torch.Generator | None,
+        turns: list[Tensor | None],
+        size: int,
     ) -> Iterator[Tensor]:
         """Our shares of the batches, made several at a time: small batches cost more in calls than in pixels."""
         channels, height, width = images.store.shape
@@ -161,9 +176,11 @@ class Fit:
                 if random is None:
                     pixels = self.augment.plain(images, where)
                 else:  # everybody draws for whole batches, so that all stay in step
-                    turns = [None if mirror is None else mirror[batch] for batch in group]
-                    draws = [self.augment.draw(len(b), random, turn) for b, turn in zip(group, turns, strict=True)]
-                    pixels = self.augment.batch(images, where, torch.cat([ranks.share(d) for d in draws]), size)
+                    draws = [
+                        ranks.share(self.augment.draw(len(batch), random, turn))
+                        for batch, turn in zip(group, turns[first:], strict=False)
+                    ]
+                    pixels = self.augment.batch(images, where, torch.cat(draws), size)
                 yield pixels.split([len(mine) for mine in shares])
 
         for group in _ahead(made(), images):

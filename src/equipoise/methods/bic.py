@@ -81,7 +81,14 @@ class BiC(Method):
         facts = {}
         if step.old and len(self.held) > len(self.held_new):
             self.pair.requires_grad_(True)
-            schedule = Schedule(self.fit_epochs, 128, "adam", self.fit_lr, shape="constant", weight_decay=0.0)
+            schedule = Schedule(
+                epochs=self.fit_epochs,
+                batch_size=128,
+                optimizer="adam",
+                lr=self.fit_lr,
+                shape="constant",
+                weight_decay=0.0,
+            )
             fit(self.held, self.bias_loss, schedule, [self.pair], "bias", augment=False, frozen=True)  # Eq. 5
             self.pair.requires_grad_(False)
             facts = {"alpha": self.pair[0].item(), "beta": self.pair[1].item()}

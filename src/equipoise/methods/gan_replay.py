@@ -128,7 +128,15 @@ class GANReplay(Method):
 
         parts = (self.generator, self.critic, self.codes)
         weights = [weight for part in parts for weight in part.requires_grad_(True).parameters()]
-        schedule = Schedule(self.gan_epochs, 64, "adam", self.gan_lr, shape="constant", momentum=0.5, weight_decay=0.0)
+        schedule = Schedule(
+            epochs=self.gan_epochs,
+            batch_size=64,
+            optimizer="adam",
+            lr=self.gan_lr,
+            shape="constant",
+            momentum=0.5,
+            weight_decay=0.0,
+        )
         fit(fit.images, gan_loss, schedule, weights, "generator", augment=False)
         return {}
 

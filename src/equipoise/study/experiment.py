@@ -93,11 +93,16 @@ class Experiment:
         for step in self.stream:
             old = counts[: step.old]
             if self.method.rehearses == "memory":
-                old = old.clamp(max=self.memory.quota(step.old))
+                old = old.clamp(max=self.memory.quota(step.old)) * self.settings.train.exemplar_repeats
             elif self.method.rehearses == "nothing":
                 old = old[:0]
             loads.append(len(step.images) + int(old.sum()))
         return loads
+
+    def loads(self) -> list[int]:
+        """Images trained on in each step, every epoch counted, foreseen."""
+        train = self.settings.train
+        return [train.for_step(index).epochs * images for index, images in enumerate(self.workload(), 1)]
 
     def fit(self, step: Step) -> Fit:
         settings = self.settings
@@ -128,7 +133,7 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], re
         found = ranks.tell(lambda: stack.enter_context(rundir.open(stream)).found())
         rundir.restore(found, method, memory, stream.train.store)
         rows = list(found.rows)
-        loads = [images * settings.train.epochs for images in experiment.workload()]
+        loads = experiment.loads()
         reporter.run(Start(settings, stream.sizes, loads, tuple(rows), directory, found.epochs))
         for step in stream:
             if step.index > len(found.rows):
@@ -210,7 +215,7 @@ def _mean_norms(before: dict[str, torch.Tensor], method: Method, step: Step) -> 
 def estimate(experiment: Experiment) -> float:
     """Seconds that training will take, from a short try of the first two steps on this machine."""
     rates: list[float] = []
-    loads = [images * experiment.settings.train.epochs for images in experiment.workload()]
+    loads = experiment.loads()
     for index in (1, 2)[: len(experiment.stream)]:
         step = experiment.stream[index]
         images = step.images if index == 1 else join([step.images, experiment.stream.before(step)])

@@ -192,7 +192,7 @@ def _share(job: Job) -> tuple[float, str]:
         stages = json.loads(under_way.read_text())["stages"] if under_way.exists() else []
     except (OSError, ValueError, KeyError):  # not there yet, or being replaced
         return 0.0, "starting"
-    epochs = max(job.settings.train.epochs, 1)
+    epochs = job.settings.train.for_step(done + 1).epochs
     learned = min(stages[0]["epochs"], epochs) if stages else 0
     stage = f"stage {len(stages)}" if len(stages) > 1 else f"epoch {learned}/{epochs}"
     return (done + learned / epochs) / steps, f"step {min(done + 1, steps)}/{steps} {stage}"
