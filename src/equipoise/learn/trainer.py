@@ -88,14 +88,14 @@ class Fit:
             self.carried += done.seconds
         start = done.epochs if done is not None else 0
         spent = done.seconds if done is not None else 0.0
-        shown = self._shown(images, schedule)
-        self.watcher.stage(name, schedule.epochs, len(shown), start)
-        self.images_seen += schedule.epochs * len(shown)
+        shown = len(self._shown(images, schedule))
+        self.watcher.stage(name, schedule.epochs, shown, start)
+        self.images_seen += schedule.epochs * shown
         together = _together(self.method, loss or self.method.loss, self.runtime)
         for epoch in range(start, schedule.epochs):
             began = time.perf_counter()
             self.method.train(not frozen)
-            mean = self._epoch(images, shown, together, schedule, optimizer, augment, (*self.key, stage), epoch)
+            mean = self._epoch(images, together, schedule, optimizer, augment, (*self.key, stage), epoch)
             if not math.isfinite(mean):
                 why = f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}"
                 raise ranks.everybodys(RunError(f"{why}: lower train.lr (now {schedule.lr:g})"))
@@ -116,7 +116,6 @@ class Fit:
     def _epoch(
         self,
         images: Images,
-        shown: Tensor,
         loss: Loss,
         schedule: Schedule,
         optimizer: torch.optim.Optimizer,
@@ -132,6 +131,7 @@ class Fit:
         random = generator(*key, "epoch", epoch)
         seed_everything(*key, "epoch", epoch, "process", ranks.rank())
         method, runtime = self.method, self.runtime
+        shown = self._shown(images, schedule)
         places = _batches(len(shown), schedule.batch_size, random)
         batches = [shown[place] for place in places]
         size = schedule.size_at(epoch, images.store.shape[1])

@@ -65,7 +65,10 @@ class KnownFeatures(Backbone):
 
     @contextmanager
     def asked_by(self, method: Method) -> Iterator[None]:
-        """While this lasts, the method's features come from here."""
+        """While this lasts, the method's features come from here, unless it has several backbones."""
+        if not hasattr(method, "backbone"):
+            yield
+            return
         self.backbone, method.backbone = method.backbone, self
         state = [value.clone() for value in self.backbone.state_dict().values()]
         if not (self.state and all(map(torch.equal, self.state, state))):
