@@ -203,7 +203,7 @@ class FastNet(Backbone):
         self.width, self.map_widths = inputs, list(widths)
 
     def maps(self, x: Tensor) -> list[Tensor]:
-        x = F.gelu(self.whitening(x))
+        x = F.gelu(self.whitening(x))  # without it, half of the channels would only be the others with the sign turned
         return [x := stage(x) for stage in self.stages]
 
 
