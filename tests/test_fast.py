@@ -21,7 +21,7 @@ from equipoise.learn.trainer import Fit, learn_step
 from equipoise.methods import make
 from equipoise.study.evaluate import predict_all
 from equipoise.study.experiment import Experiment
-from equipoise.study.lesson import learn_and_judge
+from equipoise.study.lesson import KnownFeatures, learn_and_judge
 from equipoise.study.recipe import resolve
 from equipoise.testing import Trial
 
@@ -231,6 +231,23 @@ def test_judging_before_and_after_a_correction_is_one_pass_unless_it_moves_the_n
     after = predict_all(fit.method, tests, fit.augment, fit.runtime)
     assert torch.equal(lesson.after.confidence, after.confidence)
     assert not torch.equal(lesson.before.confidence, lesson.after.confidence)
+
+
+def test_features_are_known_again_only_for_the_same_images() -> None:
+    method = make("wa")
+    method.build(Architecture("tiny", (1, 8, 8)))
+    method.head.grow(3)
+    method.eval()
+    x, known = torch.randn(4, 1, 8, 8), KnownFeatures()
+    with torch.no_grad(), known.asked_by(method):
+        first = method.features(x)
+    with torch.no_grad(), known.asked_by(method):
+        assert method.features(x) is first
+        torch.testing.assert_close(method.features(x.flip(3)), known.backbone(x.flip(3)))
+    with torch.no_grad(), known.asked_by(method):
+        torch.testing.assert_close(method.features(x.flip(3)), known.backbone(x.flip(3)))
+        assert method.backbone.maps(x)[-1].shape[1] == method.backbone.width
+    assert method.backbone is known.backbone
 
 
 def test_choosing_exemplars_looks_at_each_image_once_and_leaves_the_teacher_alone() -> None:
