@@ -104,7 +104,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         model.settings.runtime.start()
         teaching = prepare(model, arrival, self.holdout, True, train)
         bar = Bar(quiet=not self.verbose)
-        bar.start([len(teaching.images) * teaching.epochs])
+        bar.start([teaching.load])
         try:
             teaching.learn(bar)
         finally:

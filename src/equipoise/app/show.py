@@ -61,7 +61,7 @@ class Show(Bar, Onlooker):
             self.console.print(left_out(found.left_out), soft_wrap=True, end="")
             for line in plan_lines(teaching, seconds, epochs_done):
                 self.console.print(line, soft_wrap=True)
-        self.start([len(teaching.images) * teaching.epochs])
+        self.start([teaching.load])
 
     def _end_reading(self) -> None:
         if hasattr(self, "status"):

@@ -72,6 +72,13 @@ class Teaching:
         )
 
     @property
+    def load(self) -> int:
+        """Images trained on, every epoch and every showing of an exemplar counted."""
+        exemplars = len(self.images) - len(self.step.images)
+        repeats = self.model.settings.train.exemplar_repeats
+        return self.epochs * (len(self.step.images) + exemplars * repeats)
+
+    @property
     def epochs(self) -> int:
         return self.model.settings.train.for_step(self.step.index).epochs
 
@@ -79,7 +86,7 @@ class Teaching:
         """Seconds that training will take, from a short try."""
         trial = replace(self, model=self.model.copy())
         rate = try_out(trial.fit(), self.images)
-        return 0.0 if rate is None else len(self.images) * self.epochs / rate
+        return 0.0 if rate is None else self.load / rate
 
     def learn(self, watcher: Watcher | None = None, journal: Journal | None = None) -> dict[str, Any]:
         """Learn the step; returns, and adds to the model's, its record."""
