@@ -1,4 +1,4 @@
-"""Write docs/results.md and its figures from the runs in this folder, and from nothing else: `make results`."""
+"""Write docs/results.md, its figures and the README's table from the runs in this folder alone: `make results`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from equipoise.study.report.page import gains
 from equipoise.study.report.runs import Group, Run
 
 HERE = Path(__file__).parent
+BEGIN, END = "<!-- written by `make results` -->\n", "<!-- to here -->\n"
+"""Around what the README takes from the runs."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs", help="where results.md and results/ are put")
+    parser.add_argument("--out", type=Path, default=HERE.parent, help="which README.md and docs/ are written")
     out = parser.parse_args().out
-    (out / "results").mkdir(parents=True, exist_ok=True)
-    page, pictures = render(HERE)
-    (out / "results.md").write_text(page, encoding="utf-8")
-    for name, svg in pictures.items():
-        (out / "results" / f"{name}.svg").write_text(svg, encoding="utf-8")
+    for name, text in render(HERE, (HERE.parent / "README.md").read_text(encoding="utf-8")).items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8")
 
 
-def render(folder: Path) -> tuple[str, dict[str, str]]:
-    """The page and its pictures, by name."""
+def render(folder: Path, readme: str) -> dict[str, str]:
+    """Every file that is written, by its path in the repository."""
     runs = {name: read(folder / name) for name in RUNS if (folder / name / "summary.json").exists()}
     lite = {label: group for label in (*FAMILY, *OTHERS) if (group := group_of(runs, label))}
     ablated = {"wa, seed 0": "lite/wa-0", **{name: f"lite/wa-{name}-0" for name in ABLATIONS}}
@@ -55,24 +55,28 @@ def render(folder: Path) -> tuple[str, dict[str, str]]:
     pictures |= {"confusions": confusions(matrices)} if matrices else {}
     known = Figures(lite | ablations)
     environment = jinja2.Environment(  # noqa: S701 (Markdown, from our own files)
-        loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
     environment.filters |= {"one": one, "row": row_of}
-    text = environment.get_template("page.md.jinja").render(
-        methods=[method_row(label, group) for label, group in lite.items()],
-        gains=gains(family),
-        errors=[error_row(group) for group in family],
-        norms=[row for row in lite["ce+kd"].runs[0].rows if row["norms_old"] is not None] if "ce+kd" in lite else [],
-        ablations=[method_row(label, group) for label, group in ablations.items()],
-        longer=[method_row(recipe, group) for recipe, group in longer.items()],
-        claims=[ask(known) for needs, ask in CLAIMS if set(needs) <= set(known.groups)],
-        little=LITTLE,
-        pictures=pictures,
-        runs=[run_row(name, run) for name, run in runs.items()],
-        missing=[name for name in RUNS if name not in runs],
-        machine=machine(runs.values()),
-    )
-    return text, pictures
+    words: dict[str, Any] = {
+        "methods": [method_row(label, group) for label, group in lite.items()],
+        "gains": gains(family),
+        "errors": [error_row(group) for group in family],
+        "norms": [row for row in lite["ce+kd"].runs[0].rows if row["norms_old"] is not None] if "ce+kd" in lite else [],
+        "ablations": [method_row(label, group) for label, group in ablations.items()],
+        "longer": [method_row(recipe, group) for recipe, group in longer.items()],
+        "claims": [ask(known) for needs, ask in CLAIMS if set(needs) <= set(known.groups)],
+        "little": LITTLE,
+        "pictures": pictures,
+        "runs": [run_row(name, run) for name, run in runs.items()],
+        "missing": [name for name in RUNS if name not in runs],
+        "machine": machine(runs.values()),
+    }
+    page, table = (environment.get_template(f"{name}.md.jinja").render(words) for name in ("page", "readme"))
+    before, _, rest = readme.partition(BEGIN)
+    files = {f"docs/results/{name}.svg": svg for name, svg in pictures.items()}
+    return files | {"docs/results.md": page, "README.md": before + BEGIN + table + END + rest.partition(END)[2]}
 
 
 def read(directory: Path) -> Run:

@@ -23,12 +23,12 @@ from render import render  # noqa: E402
 
 
 def test_the_page_and_its_figures_are_what_the_runs_say() -> None:
-    page, pictures = render(RESULTS)
-    docs = RESULTS.parent / "docs"
-    assert page == (docs / "results.md").read_text(encoding="utf-8"), "run `make results`"
-    assert set(pictures) == {file.stem for file in (docs / "results").glob("*.svg")}
-    for name, svg in pictures.items():
-        assert svg == (docs / "results" / f"{name}.svg").read_text(encoding="utf-8"), f"{name}: run `make results`"
+    home = RESULTS.parent
+    files = render(RESULTS, (home / "README.md").read_text(encoding="utf-8"))
+    pictures = {f"docs/results/{file.name}" for file in (home / "docs" / "results").glob("*.svg")}
+    assert set(files) == {"README.md", "docs/results.md", *pictures}
+    for name, text in files.items():
+        assert text == (home / name).read_text(encoding="utf-8"), f"{name}: run `make results`"
 
 
 def test_every_published_run_is_the_one_its_command_makes() -> None:
