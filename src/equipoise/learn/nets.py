@@ -234,7 +234,6 @@ BACKBONES: dict[str, Callable[[int, bool], Backbone]] = {
     "small": lambda channels, final_relu: SmallNet(channels, final_relu=final_relu),
     "tiny": lambda channels, final_relu: SmallNet(channels, (8, 16, 32), final_relu),
     "fast": lambda channels, final_relu: FastNet(channels, final_relu=final_relu),
-    "fast-wide": lambda channels, final_relu: FastNet(channels, (64, 160, 320), final_relu),
     "mlp": lambda inputs, final_relu: MLP(inputs, final_relu=final_relu),
 }
 
