@@ -48,7 +48,8 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     drawn = [lite[label] for label in (*FAMILY, "joint") if label in lite]
     figures = [curves(drawn), last_errors(list(lite.values()))] if drawn else []
     figures += [norms(lite["ce+kd"])] if "ce+kd" in lite else []
-    figures += [budgets({"lite": lite["wa"], **longer})] if "wa" in lite and longer else []
+    times = ({"lite": lite["wa"]} if "wa" in lite else {}) | longer
+    figures += [budgets(times)] if len(times) > 1 else []
     firsts = {label: group.runs[0] for label, group in lite.items()}
     matrices = {label: run for label, run in firsts.items() if (run.directory / "predictions").exists()}
     pictures = {figure.name: picture(figure) for figure in figures}
@@ -74,9 +75,10 @@ def render(folder: Path, readme: str) -> dict[str, str]:
         "machine": machine(runs.values()),
     }
     page, table = (environment.get_template(f"{name}.md.jinja").render(words) for name in ("page", "readme"))
-    before, _, rest = readme.partition(BEGIN)
+    before, rest = readme.split(BEGIN)  # a README that has lost a mark is not written at all
+    _, after = rest.split(END)
     files = {f"docs/results/{name}.svg": svg for name, svg in pictures.items()}
-    return files | {"docs/results.md": page, "README.md": before + BEGIN + table + END + rest.partition(END)[2]}
+    return files | {"docs/results.md": page, "README.md": before + BEGIN + table + END + after}
 
 
 def read(directory: Path) -> Run:
@@ -104,7 +106,6 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
         "each": tops.tolist(),
         "average": float(averages.mean()),
         "averages": averages.tolist(),
-        "lasts": tops[:, -1].tolist(),
         "spread": float(averages.std(ddof=1)) if len(averages) > 1 else None,
         "paper": (paper.average if paper.average is not None else paper.last) if paper else None,
         "paper_curve": paper.curve if paper else None,

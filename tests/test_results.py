@@ -19,7 +19,7 @@ sys.path.insert(0, str(RESULTS))
 from claims import CLAIMS, Figures  # noqa: E402
 from plan import RUNS  # noqa: E402
 from queue_runs import keep  # noqa: E402
-from render import render  # noqa: E402
+from render import BEGIN, END, render  # noqa: E402
 
 
 def test_the_page_and_its_figures_are_what_the_runs_say() -> None:
@@ -29,6 +29,13 @@ def test_the_page_and_its_figures_are_what_the_runs_say() -> None:
     assert set(files) == {"README.md", "docs/results.md", *pictures}
     for name, text in files.items():
         assert text == (home / name).read_text(encoding="utf-8"), f"{name}: run `make results`"
+
+
+def test_a_readme_that_lost_a_mark_is_not_written() -> None:
+    whole = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+    for mark in (BEGIN, END):
+        with pytest.raises(ValueError, match="unpack"):
+            render(RESULTS, whole.replace(mark, ""))
 
 
 def test_every_published_run_is_the_one_its_command_makes() -> None:
