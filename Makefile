@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 .PHONY: run test check format bench results clean
 
 run: $(VENV)/.core
-	$(BIN)/equipoise compare glyphs --methods ce+kd,wa --seeds 0 --out runs/demo
+	$(BIN)/equipoise compare glyphs --methods ce+kd,wa --seeds 0 --launcher processes --out runs/demo
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist worksteal

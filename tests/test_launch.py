@@ -29,6 +29,7 @@ from equipoise.errors import EquipoiseError, UsageError
 from equipoise.files import locked, read_tensors
 from equipoise.study.compare import Board, Cell, Onlooker, Standing, compare, plan
 from equipoise.study.launch import Data, Job, Whereabouts, remote
+from equipoise.study.launch.here import Processes
 from equipoise.study.launch.ray import Ray, _connect
 from equipoise.study.launch.remote import Order, Remote, Share, carry_out
 from equipoise.study.launch.slurm import Slurm
@@ -270,13 +271,21 @@ def test_a_terminal_shows_where_every_run_is(height: int, tmp_path: Path) -> Non
     assert ("1 more" if height == 40 else " more") in lines[-1]
 
 
-def test_a_pipe_gets_a_line_of_every_run_that_others_made(tmp_path: Path) -> None:
+def test_a_pipe_gets_the_table_of_every_run_that_others_made_and_a_line_now_and_then(tmp_path: Path) -> None:
     text = io.StringIO()
-    compare(cells("ce", "0 1"), tmp_path, launcher=Inline(), onlooker=Board(console=Console(file=text, width=100)))
-    first, standing, *_ = text.getvalue().splitlines()
-    assert first.startswith(f"{tmp_path}/ce/steps-5_5/seed-1: last ")
-    assert standing.startswith("1 of 2 runs done")
-    assert "2 of 2 runs done\n" in text.getvalue()
+    board = Board(console=Console(file=text, width=100))
+    compare(cells("ce", "0 1"), tmp_path, launcher=Inline(), onlooker=board)
+    said = text.getvalue()
+    name, head, *rows = [line.split()[0] for line in said.splitlines()[:4]]
+    assert name.endswith("seed-1")
+    assert (head, rows) == ("step", ["1/2", "2/2"])
+    assert said.index("ce/steps-5_5/seed-1") < said.index("1 of 2 runs done") < said.index("ce/steps-5_5/seed-0")
+    assert "2 of 2 runs done\n" in said
+    runs = [Whereabouts("wa, seed 0", 0.5, "step 1/2 epoch 3/8"), Whereabouts("wa, seed 1", 0.0, None)]
+    board.last_line = -100.0
+    for _ in range(2):  # soon again: nothing new
+        board.under_way(runs, 600)
+    assert text.getvalue()[len(said) :] == "  wa, seed 0: step 1/2 epoch 3/8; wa, seed 1: waiting; about 10:00 left\n"
 
 
 # ---- Ray
@@ -510,6 +519,47 @@ def test_what_sbatch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert executor.parameters["array_parallelism"] == 3
 
 
+# ---- processes of this machine
+
+
+@pytest.mark.slow
+def test_processes_of_this_machine_make_runs_side_by_side(tmp_path: Path) -> None:
+    """One is killed, then whoever started them: the same command goes on, and comes to what one process comes to."""
+    out = tmp_path / "out"
+    command = ("compare", "digits", *LONG[:2], "--seeds", "0", *LONG[4:], "--launcher", "processes", "--json")
+
+    def begun() -> tuple[subprocess.Popen[str], list[int]]:
+        driver = start(*command, "--out", out)
+        busy = wait_for(lambda: [pid for pid in descendants(driver.pid) if any(map(in_second_step, runs_of([pid])))])
+        return driver, busy
+
+    driver, (victim, *_) = begun()
+    os.kill(victim, signal.SIGKILL)
+    said, complaints = driver.communicate(timeout=120)
+    assert driver.returncode == 2
+    assert "killed by SIGKILL; out of memory?): the same command goes on with it" in complaints
+    table = json.loads(said)
+    assert (len(table["failed"]), len(table["entries"])) == (1, 1)
+    driver, others = begun()
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others))
+    overrides = {"train": {"epochs": 12}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
+    asked = cells(seeds="0", overrides=overrides)
+    compare(asked, out, launcher=Processes(Share()))
+    compare(asked, tmp_path / "local")
+    same_runs(tmp_path / "local", out)
+
+
+def test_as_many_at_once_as_cores_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(Processes, "_fill", lambda self: None)
+    for cpus, expected in ((1, 3), (2, 1), (4, 1)):
+        launcher = Processes(Share())
+        launcher.submit({0: order(tmp_path, Share(cpus=cpus))})
+        assert launcher._at_once == expected
+
+
 # ---- refusals
 
 
@@ -518,7 +568,8 @@ def test_what_sbatch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ({"ray_address": "here:1"}, "--ray-address is for --launcher ray, and this is local"),
         ({"slurm": ["a=b"], "launcher": "ray"}, "--slurm is for --launcher slurm, and this is ray"),
-        ({"cpus_per_run": 2}, "--cpus-per-run is for --launcher ray or slurm"),
+        ({"cpus_per_run": 2}, "--cpus-per-run is for --launcher processes or ray or slurm"),
+        ({"gpus_per_run": 1, "launcher": "processes"}, "--gpus-per-run is for --launcher ray or slurm"),
         ({"cpus_per_run": 0, "launcher": "ray"}, "--cpus-per-run is 0, but a run needs at least 1"),
         ({"gpus_per_run": 1.5, "launcher": "ray"}, "--gpus-per-run is 1.5: give a whole number"),
         ({"gpus_per_run": 0.5, "launcher": "slurm"}, "--gpus-per-run is 0.5, but SLURM gives only whole ones"),

@@ -13,7 +13,7 @@ from equipoise.errors import UsageError
 OWNERS = {
     "ray_address": ("ray",),
     "slurm": ("slurm",),
-    "cpus_per_run": ("ray", "slurm"),
+    "cpus_per_run": ("processes", "ray", "slurm"),
     "gpus_per_run": ("ray", "slurm"),
 }
 """Whose each option is."""
@@ -24,8 +24,8 @@ class Launch:
     """Who makes the runs."""
 
     launcher: Annotated[
-        Literal["local", "ray", "slurm"],
-        Parameter(help="Who makes the runs: this process, a Ray cluster, or SLURM. See docs/scale.md."),
+        Literal["local", "processes", "ray", "slurm"],
+        Parameter(help="Who makes the runs: this process, several here, a Ray cluster, or SLURM. See docs/scale.md."),
     ] = "local"
     ray_address: Annotated[
         str | None,
@@ -56,6 +56,10 @@ class Launch:
         from equipoise.study.launch.remote import Share
 
         share = Share(self.cpus_per_run, self.gpus_per_run or 0, track)
+        if self.launcher == "processes":
+            from equipoise.study.launch.here import Processes
+
+            return Processes(share)
         if self.launcher == "ray":
             from equipoise.study.launch.ray import Ray
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.text import Text
 
 from equipoise.errors import EquipoiseError, UsageError
@@ -25,13 +27,15 @@ from equipoise.files import write_json, write_text
 from equipoise.study.experiment import Experiment, Result
 from equipoise.study.launch import Data, Job, Launcher, Local, Watcher, Whereabouts
 from equipoise.study.processes import refuse_company
-from equipoise.study.progress import Start, Table, duration, summed_up
+from equipoise.study.progress import Start, Table, duration
 from equipoise.study.publish import comparison_csv, comparison_latex
 from equipoise.study.recipe import Settings, resolve
 from equipoise.study.rundir import RunDir
 from equipoise.study.tables import FIGURES, comparison, in_steps
 
 FORMAT = 1
+PAUSE = 10.0
+"""Seconds between two lines on runs under way, in a pipe."""
 Overrides = Mapping[str, Mapping[str, Any]]
 
 
@@ -155,11 +159,12 @@ class SideBySide(Table, Onlooker):
 
 
 class Board(SideBySide):
-    """For runs that others make: the comparison so far and where each run is; in a pipe a line or two a run."""
+    """For runs that others make: each one's table when it is done, and where the others are."""
 
     live: Live | None = None
     runs: Sequence[Whereabouts] = ()
     seconds_left: float | None = None
+    last_line = 0.0
 
     def standing(self, standing: Standing) -> None:
         self.latest = standing
@@ -175,6 +180,11 @@ class Board(SideBySide):
         self.runs, self.seconds_left = runs, seconds_left
         if self.console.is_terminal:
             self.standing(self.latest)
+        elif runs and time.monotonic() - self.last_line > PAUSE:
+            self.last_line = time.monotonic()
+            places = [f"{run.name}: {run.place or 'waiting'}" for run in runs]
+            left = [] if seconds_left is None else [f"about {duration(seconds_left)} left"]
+            self.console.print("  " + "; ".join([*places, *left]), style="dim", soft_wrap=True)
 
     def _places(self) -> list[Text]:
         """As many runs as there is room for; those that wait are only counted."""
@@ -185,8 +195,12 @@ class Board(SideBySide):
         return [Text(f"  {place}", style="dim") for place in shown]
 
     def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
-        if not self.console.is_terminal:
-            self.console.print(f"{directory}: {summed_up(summary)}", markup=False, soft_wrap=True)
+        self.console.print(f"[bold]{escape(str(directory))}[/]", soft_wrap=True)
+        self._head()
+        for row in rows:
+            self._row(row, len(rows))
+        self._sum_up(summary)
+        self.console.print()
 
     def close(self) -> None:
         if self.live is not None:

@@ -204,7 +204,7 @@ class Table(Bar):
                 self.console.print(
                     f"  {escape(str(start.directory))} holds this run after {after}: going on from there"
                 )
-            self.console.print(_line(tuple(COLUMNS)), style="bold")
+            self._head()
         self.start(start.loads, len(rows))
         for row in rows:
             self.step(row)
@@ -212,12 +212,15 @@ class Table(Bar):
     def step(self, row: dict[str, Any]) -> None:
         self.at_step = row["step"] + 1
         if not self.quiet:
-            self._row(row)
+            self._row(row, len(self.loads))
 
-    def _row(self, row: dict[str, Any]) -> None:
+    def _head(self) -> None:
+        self.console.print(_line(tuple(COLUMNS)), style="bold")
+
+    def _row(self, row: dict[str, Any], steps: int) -> None:
         corrected = row["gamma"] is not None or row["top1_uncorrected"] != row["top1"]
         cells = (
-            f"{row['step']}/{len(self.loads)}",
+            f"{row['step']}/{steps}",
             str(row["seen"]),
             f"{row['top1']:.1f}",
             f"{row['top1_uncorrected']:.1f}" if corrected else "–",
@@ -230,10 +233,13 @@ class Table(Bar):
 
     def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
         self.close()
+        self._sum_up(summary)
+        self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
+
+    def _sum_up(self, summary: Mapping[str, float | None]) -> None:
         self.console.print(f"  [bold]{summed_up(summary)}[/]", soft_wrap=True)
         if not self.quiet:
             self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
-        self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
 
 
 def summed_up(summary: Mapping[str, float | None]) -> str:
