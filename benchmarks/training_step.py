@@ -66,7 +66,7 @@ def compare(name: str, backbone: str, batch: int) -> dict[str, object]:
     pixels = torch.randint(256, (COUNT, *SHAPE), dtype=torch.uint8)
     images = Images.of(pixels, torch.randint(2 * CLASSES, (COUNT,)))
     recipe = resolve("cifar100", "wa", RECIPES[backbone]).train
-    changes = {"epochs": 1, "batch_size": batch, "lr": 0.01, "shape": "constant", "exemplar_repeats": 1}
+    changes = {"epochs": 1, "batch_size": batch, "lr": 0.01, "shape": "constant", "multiply_repeats": False}
     schedule = replace(recipe, **changes, milestones=(), sizes=(1.0,), size_milestones=())  # type: ignore[arg-type]
     _, fit = prepared(name, backbone, images, schedule)
     bare = bare_loop(prepared(name, backbone, images, schedule)[0], images, schedule)

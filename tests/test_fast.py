@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,8 @@ def test_a_teacher_is_asked_once_an_image() -> None:
 def test_small_pictures_come_first() -> None:
     schedule = Schedule(epochs=8, sizes=(0.5, 0.75, 1.0), size_milestones=(0.5, 0.75))
     assert [schedule.size_at(epoch, 32) for epoch in range(8)] == [16, 16, 16, 16, 24, 24, 32, 32]
+    once = replace(schedule, shrink_first_only=True)
+    assert [[once.for_step(step).size_at(epoch, 32) for epoch in (0, 7)] for step in (1, 2)] == [[16, 32], [32, 32]]
     augment, pixels = Augment(), torch.randint(256, (5, 3, 32, 32), dtype=torch.uint8)
     images, draws = Images.of(pixels, torch.zeros(5)), torch.rand(5, 9)
     small = augment.batch(images, torch.arange(5), draws, 16)
@@ -267,11 +270,14 @@ def test_choosing_exemplars_looks_at_each_image_once_and_leaves_the_teacher_alon
     assert seen == [len(fit.step.images), True, False]
 
 
-@pytest.mark.parametrize(("method", "old"), [("wa", 3 * 5), ("joint", 40), ("lwf", 0)])
+@pytest.mark.parametrize(("method", "old"), [("wa", 4 * 5), ("joint", 40), ("lwf", 0)])
 def test_an_epoch_shows_exemplars_as_often_as_the_schedule_says(method: str, old: int) -> None:
-    """Five exemplars a class, thrice; joint training has no exemplars but all images, each once; LwF has nothing."""
+    """Five exemplars a class, twice, and in step 2 twice that.
+
+    Joint training has no exemplars but all images, each once; LwF has nothing.
+    """
     overrides: dict[str, dict[str, Any]] = {
-        "train": {"exemplar_repeats": 3, "epochs": 1, "first_epochs": 2, "batch_size": 16},
+        "train": {"exemplar_repeats": 2, "multiply_repeats": True, "epochs": 1, "first_epochs": 2, "batch_size": 16},
         "stream": {"steps": "4,4,2"},
         "memory": {"size": 20},
     }

@@ -74,9 +74,8 @@ class Teaching:
     @property
     def load(self) -> int:
         """Images trained on, every epoch and every showing of an exemplar counted."""
-        exemplars = len(self.images) - len(self.step.images)
-        repeats = self.model.settings.train.exemplar_repeats
-        return self.epochs * (len(self.step.images) + exemplars * repeats)
+        schedule = self.model.settings.train.for_step(self.step.index)
+        return schedule.epochs * len(self.fit().shown(self.images, schedule))
 
     @property
     def epochs(self) -> int:

@@ -34,8 +34,8 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def pool(self, last: Tensor) -> Tensor:
-        """Features from the last of the maps."""
-        return last.mean((2, 3))
+        """Features from the last of the maps, in 32 bits whatever those of the maps are."""
+        return last.mean((2, 3), dtype=torch.float32)
 
     def look(self, x: Tensor) -> Tensor:
         """Features of the images as they are."""
@@ -234,6 +234,7 @@ BACKBONES: dict[str, Callable[[int, bool], Backbone]] = {
     "small": lambda channels, final_relu: SmallNet(channels, final_relu=final_relu),
     "tiny": lambda channels, final_relu: SmallNet(channels, (8, 16, 32), final_relu),
     "fast": lambda channels, final_relu: FastNet(channels, final_relu=final_relu),
+    "fast-wide": lambda channels, final_relu: FastNet(channels, (64, 192, 384), final_relu),
     "mlp": lambda inputs, final_relu: MLP(inputs, final_relu=final_relu),
 }
 

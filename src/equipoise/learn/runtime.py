@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +24,8 @@ class Runtime:
 
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps, …"""
-    precision: Literal["32", "bf16"] = "32"
-    """32-bit floats, or bfloat16 where it is safe (autocast)."""
+    precision: Literal["32", "bf16", "auto"] = "32"
+    """32-bit floats; or bfloat16 in the backbone (autocast), always or (auto) where the processor computes in it."""
     threads: int | None = None
     """CPU threads of a process; none leaves torch's choice, or divides the cores among several processes."""
     devices: int = 1
@@ -44,8 +47,12 @@ class Runtime:
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}, but at least 1 is needed")
 
+        if self.precision == "auto":  # settled here, so that a run's settings say what it was, wherever it goes on
+            object.__setattr__(self, "precision", "bf16" if _computes_bf16(torch.device(self.device)) else "32")
+
     def start(self) -> None:
         """Settle what holds for the whole process."""
+        _keep_memory()
         with undisturbed():  # the first optimizer would import it, at the cost of the first step's 3 seconds
             importlib.import_module("torch._dynamo")
         if self.threads is not None:
@@ -66,3 +73,24 @@ class Runtime:
 
     def autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def _computes_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 is faster than 32 bits there; processors without instructions for it emulate it slowly."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)  # older versions of torch have none
+    able: Mapping[str, Any] = capabilities() if device.type == "cpu" else {}
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+def _keep_memory() -> None:
+    """Let the C library keep what is freed: a batch's maps are tens of MB each, and new pages for them took 7 %.
+
+    There is nothing to do where there is no glibc.
+    """
+    trim_threshold, mmap_max = -1, -4
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_max, 0)

@@ -25,6 +25,8 @@ class Schedule:
     """Passes in the first step; none is as many as in the others."""
     exemplar_repeats: int = 1
     """How often an epoch shows each exemplar; a new image is shown once."""
+    multiply_repeats: bool = False
+    """Multiply exemplar_repeats by the step's number: a class keeps ever fewer exemplars, and is shown as often."""
     batch_size: int = 64
     """Images an update."""
     optimizer: Literal["sgd", "adam", "muon"] = "sgd"
@@ -63,6 +65,11 @@ class Schedule:
     """Shares of the images' size to which they are shrunk in training, one after another."""
     size_milestones: tuple[float, ...] = ()
     """Shares of the epochs after which the next of sizes begins."""
+    shrink_first_only: bool = False
+    """Shrink images in the first step only.
+
+    A teacher judges small ones badly, and filters that have adapted to them have forgotten.
+    """
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -98,6 +105,7 @@ class Schedule:
         """The schedule of step 1, 2, 3, …"""
         decay = self.weight_decay / index if self.divide_weight_decay else self.weight_decay
         share = index if self.divide_lr else 1
+        full = self.shrink_first_only and index > 1
         return dataclasses.replace(
             self,
             epochs=self.first_epochs or self.epochs if index == 1 else self.epochs,
@@ -107,6 +115,10 @@ class Schedule:
             lr=self.lr / share,
             head_lr=self.head_lr * share,
             divide_lr=False,
+            exemplar_repeats=self.exemplar_repeats * (index if self.multiply_repeats else 1),
+            multiply_repeats=False,
+            sizes=(1.0,) if full else self.sizes,
+            size_milestones=() if full else self.size_milestones,
         )
 
     def size_at(self, epoch: int, full: int) -> int:

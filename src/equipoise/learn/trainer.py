@@ -88,7 +88,7 @@ class Fit:
             self.carried += done.seconds
         start = done.epochs if done is not None else 0
         spent = done.seconds if done is not None else 0.0
-        shown = len(self._shown(images, schedule))
+        shown = len(self.shown(images, schedule))
         self.watcher.stage(name, schedule.epochs, shown, start)
         self.images_seen += schedule.epochs * shown
         together = _together(self.method, loss or self.method.loss, self.runtime)
@@ -107,7 +107,7 @@ class Fit:
             self.watcher.epoch(epoch + 1, mean, schedule.lr_at(epoch + 1))
         seed_everything(*self.key, stage, "after")  # the same whether the stage was trained or taken up whole
 
-    def _shown(self, images: Images, schedule: Schedule) -> Tensor:
+    def shown(self, images: Images, schedule: Schedule) -> Tensor:
         """The numbers of the images that an epoch shows: all of them, and exemplars as often as the schedule says."""
         every = torch.arange(len(images))
         exemplars = every[images.labels < self.step.old] if self.method.rehearses == "memory" else every[:0]
@@ -131,7 +131,7 @@ class Fit:
         random = generator(*key, "epoch", epoch)
         seed_everything(*key, "epoch", epoch, "process", ranks.rank())
         method, runtime = self.method, self.runtime
-        shown = self._shown(images, schedule)
+        shown = self.shown(images, schedule)
         places = _batches(len(shown), schedule.batch_size, random)
         batches = [shown[place] for place in places]
         size = schedule.size_at(epoch, images.store.shape[1])

@@ -93,7 +93,8 @@ class Experiment:
         for step in self.stream:
             old = counts[: step.old]
             if self.method.rehearses == "memory":
-                old = old.clamp(max=self.memory.quota(step.old)) * self.settings.train.exemplar_repeats
+                repeats = self.settings.train.for_step(step.index).exemplar_repeats
+                old = old.clamp(max=self.memory.quota(step.old)) * repeats
             elif self.method.rehearses == "nothing":
                 old = old[:0]
             loads.append(len(step.images) + int(old.sum()))

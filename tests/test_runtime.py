@@ -1,0 +1,65 @@
+"""Where the arithmetic happens: precision and memory."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from equipoise.learn.nets import Architecture
+from equipoise.learn.runtime import Runtime
+from equipoise.methods import make
+from equipoise.study.recipe import Settings, resolve
+
+
+@pytest.mark.parametrize(
+    ("able", "precision"),
+    [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True, "avx2": True}, "bf16"), ({"avx2": True}, "32"), ({}, "32")],
+)
+def test_auto_is_bfloat16_where_the_processor_computes_in_it(
+    able: Mapping[str, bool], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
+    assert Runtime(precision="auto").precision == precision
+
+
+def test_a_run_that_goes_on_elsewhere_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    settings = resolve("digits", overrides={"runtime": {"precision": "auto"}})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    assert settings.identity()["runtime"] == {"precision": "bf16"}
+    assert Settings.of(settings.identity()).runtime.precision == "bf16"
+
+
+def test_bfloat16_is_the_backbones_own_affair() -> None:
+    """Features and scores have 32 bits: with 8 of mantissa, a hundred classes' scores would have many ties."""
+    torch.manual_seed(0)
+    method = make("wa")
+    method.build(Architecture("tiny", (3, 8, 8)))
+    method.head.grow(100)
+    x = torch.rand(16, 3, 8, 8)
+    with torch.no_grad(), Runtime(precision="bf16").autocast():
+        features, scores = method.features(x), method.predict(x)
+        assert method.backbone.maps(x)[-1].dtype == torch.bfloat16
+    assert features.dtype == scores.dtype == torch.float32
+    torch.testing.assert_close(scores, F.linear(features, method.head.weight.detach()))
+    with torch.no_grad():
+        torch.testing.assert_close(features, method.features(x), rtol=0.05, atol=0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other allocators")
+def test_memory_is_not_asked_for_anew_with_every_batch() -> None:
+    Runtime().start()
+
+    def pages(times: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(times):
+            torch.ones(16 * 2**20)  # 64 MB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    pages(1)
+    assert pages(10) < 64 * 2**20 // resource.getpagesize()  # less than the pages of one, in ten
