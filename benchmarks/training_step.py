@@ -29,23 +29,28 @@ from equipoise.study.recipe import resolve
 
 ROUNDS, CLASSES, COUNT, SHAPE = 11, 20, 640, (3, 32, 32)
 AUGMENT = Augment((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), pad=4, flip=True)
-RECIPES = {"resnet32": "cifar100-paper", "fast": "cifar100-fast"}
+RECIPES = {"resnet32": "cifar100-paper", "fast-wide": "cifar100-fast"}
 """Whose optimizer each network is trained with."""
 
 
-def prepared(name: str, backbone: str, images: Images, schedule: Schedule) -> tuple[Method, Fit]:
+def prepared(
+    name: str, backbone: str, images: Images, schedule: Schedule, runtime: Runtime | None = None
+) -> tuple[Method, Fit]:
     """A method ready to train its second step."""
+    runtime = runtime or Runtime()
+    runtime.start()
     torch.manual_seed(0)
     method = make(name)
     method.build(Architecture(backbone, SHAPE))
     method.head.grow(CLASSES)
     step = Step(2, CLASSES, CLASSES, images)
-    fit = Fit(method, step, images, Memory(), schedule, AUGMENT, Runtime(), (0,))
+    fit = Fit(method, step, images, Memory(), schedule, AUGMENT, runtime, (0,))
     method.begin(step, fit)
     return method, fit
 
 
-def bare_loop(method: Method, images: Images, schedule: Schedule) -> Callable[[], None]:
+def bare_loop(method: Method, fit: Fit) -> Callable[[], None]:
+    images, schedule = fit.step.images, fit.schedule
     optimizer = schedule.make_optimizer([p for p in method.parameters() if p.requires_grad])
     batches = [
         (AUGMENT.plain(images, where), images.labels[where])
@@ -56,7 +61,9 @@ def bare_loop(method: Method, images: Images, schedule: Schedule) -> Callable[[]
         method.train()
         for x, y in batches:
             optimizer.zero_grad(set_to_none=True)
-            method.loss(x, y).backward()
+            with fit.runtime.autocast():
+                loss = method.loss(x, y)
+            loss.backward()
             optimizer.step()
 
     return epoch
@@ -65,14 +72,15 @@ def bare_loop(method: Method, images: Images, schedule: Schedule) -> Callable[[]
 def compare(name: str, backbone: str, batch: int) -> dict[str, object]:
     pixels = torch.randint(256, (COUNT, *SHAPE), dtype=torch.uint8)
     images = Images.of(pixels, torch.randint(2 * CLASSES, (COUNT,)))
-    recipe = resolve("cifar100", "wa", RECIPES[backbone]).train
+    recipe = resolve("cifar100", "wa", RECIPES[backbone])
     changes = {"epochs": 1, "batch_size": batch, "lr": 0.01, "shape": "constant", "multiply_repeats": False}
-    schedule = replace(recipe, **changes, milestones=(), sizes=(1.0,), size_milestones=())  # type: ignore[arg-type]
-    _, fit = prepared(name, backbone, images, schedule)
-    bare = bare_loop(prepared(name, backbone, images, schedule)[0], images, schedule)
+    changes |= {"milestones": (), "sizes": (1.0,), "size_milestones": ()}
+    schedule = replace(recipe.train, **changes)  # type: ignore[arg-type]
+    _, fit = prepared(name, backbone, images, schedule, recipe.runtime)
+    bare = bare_loop(*prepared(name, backbone, images, schedule, recipe.runtime))
     times = in_turns({"ours": lambda: seconds(lambda: fit(images)), "bare": lambda: seconds(bare)}, ROUNDS)
     return {
-        "what": f"step of {name}, {backbone}, batch {batch}",
+        "what": f"step of {name}, {backbone} ({recipe.runtime.precision}), batch {batch}",
         "ours": round(COUNT / statistics.median(times["ours"])),
         "theirs": round(COUNT / statistics.median(times["bare"])),
         "unit": "images/s",

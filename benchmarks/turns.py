@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from equipoise.learn.runtime import processor
+
 
 def seconds(work: Callable[[], object]) -> float:
     began = time.perf_counter()
@@ -37,13 +39,11 @@ def faster(times: Mapping[str, list[float]], ours: str, than: str) -> float:
 
 
 def machine() -> dict[str, object]:
-    cpu = [line for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name")]
     memory = [line for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal")]
     return {
-        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(int(memory[0].split()[1]) / 2**20, 1) if memory else None,
-        "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from equipoise.learn.nets import Architecture
 from equipoise.learn.runtime import Runtime
 from equipoise.methods import make
-from equipoise.study.recipe import Settings, resolve
+from equipoise.study.recipe import Settings, parse_overrides, resolve
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,11 @@ def test_auto_is_bfloat16_where_the_processor_computes_in_it(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
     assert Runtime(precision="auto").precision == precision
+
+
+def test_the_command_line_can_ask_for_32_bits() -> None:
+    """There, 32 is a number, and the setting a text."""
+    assert resolve("digits", overrides=parse_overrides(["runtime.precision=32"])).runtime.precision == "32"
 
 
 def test_a_run_that_goes_on_elsewhere_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:

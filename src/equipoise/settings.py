@@ -36,8 +36,9 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     if hint is Any:
         return value
     if origin is Literal:
-        if value in args and type(value) in {type(arg) for arg in args}:
-            return value
+        for arg in args:  # a choice that looks like a number is one on the command line
+            if type(value) is type(arg) and value == arg or isinstance(arg, str) and str(value) == arg:
+                return arg
     elif origin in (Union, types.UnionType):
         for option in args:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import platform
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -75,13 +76,25 @@ class Runtime:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
+def processor() -> str:
+    """The CPU's name and what torch makes use of in it."""
+    name = _capabilities().get("cpu_name") or platform.processor() or platform.machine()
+    bf16 = ", bfloat16" if _computes_bf16(torch.device("cpu")) else ""
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()}{bf16})"
+
+
 def _computes_bf16(device: torch.device) -> bool:
     """Whether bfloat16 is faster than 32 bits there; processors without instructions for it emulate it slowly."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)  # older versions of torch have none
-    able: Mapping[str, Any] = capabilities() if device.type == "cpu" else {}
+    able = _capabilities() if device.type == "cpu" else {}
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+def _capabilities() -> Mapping[str, Any]:
+    """What the CPU can do; older versions of torch do not tell."""
+    told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return told
 
 
 def _keep_memory() -> None:

@@ -41,7 +41,7 @@ class Net:
     """Which network."""
 
     backbone: str = "resnet32"
-    """resnet32, resnet18, fast, small, tiny, mlp (for rows of features) or timm:NAME."""
+    """resnet32, resnet18, fast, fast-wide, small, tiny, mlp (for rows of features) or timm:NAME."""
     mirror: bool = False
     """Judge an image and its mirror image together, when the network is asked and not trained."""
 

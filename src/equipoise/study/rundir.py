@@ -33,6 +33,7 @@ from equipoise.data.stream import ClassStream
 from equipoise.errors import RunError, UsageError
 from equipoise.files import locked, read_json, read_tensors, write_json, write_tensors, write_text
 from equipoise.learn.method import Method
+from equipoise.learn.runtime import processor
 from equipoise.settings import build
 from equipoise.study.gallery import write_gallery
 from equipoise.study.recipe import Settings
@@ -238,7 +239,7 @@ def facts() -> dict[str, Any]:
         "commit": _commit_of(Path(__file__).parent),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "numpy", "pillow", "scikit-learn")},
-        "machine": {"system": platform.platform(), "cores": len(_affinity())},
+        "machine": {"system": platform.platform(), "cores": len(_affinity()), "cpu": processor()},
     }
 
 

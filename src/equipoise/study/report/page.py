@@ -240,11 +240,12 @@ def _facts(run: Run) -> dict[str, str]:
     config = run.config
     versions = ", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items())
     machine = config.get("machine", {})
+    cores = f"{machine.get('cores', '?')} cores"
     told = {
         "command": config.get("command", ""),
         "equipoise": f"{config.get('equipoise', '')}, commit {config.get('commit') or 'unknown'}",
         "versions": f"Python {config.get('python', '')}, {versions}",
-        "machine": f"{machine.get('system', '')}, {machine.get('cores', '?')} cores",
+        "machine": ", ".join(filter(None, (machine.get("system"), cores, machine.get("cpu")))),
     }
     return {name: str(text) for name, text in told.items()}
 
