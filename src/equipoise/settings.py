@@ -36,8 +36,9 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     if hint is Any:
         return value
     if origin is Literal:
-        for arg in args:  # a choice that looks like a number is one on the command line
-            if type(value) is type(arg) and value == arg or isinstance(arg, str) and str(value) == arg:
+        for arg in args:
+            seen = str(value) if isinstance(arg, str) else value  # a text such as "32" is a number on the command line
+            if seen == arg and type(seen) is type(arg):
                 return arg
     elif origin in (Union, types.UnionType):
         for option in args:
