@@ -98,12 +98,12 @@ def _capabilities() -> Mapping[str, Any]:
 
 
 def _keep_memory() -> None:
-    """Let the C library keep what is freed: a batch's maps are tens of MB each, and new pages for them took 7 %.
+    """Let the C library keep what is freed: a batch's maps are some 100 MB, and new pages for them took 7 %.
 
     There is nothing to do where there is no glibc.
     """
-    trim_threshold, mmap_max = -1, -4
+    trim_threshold, mmap_threshold = -1, -3
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(trim_threshold, 2**31 - 1)
-        mallopt(mmap_max, 0)
+        mallopt(mmap_threshold, 2**25)  # the most there is; larger ones are still given back at once
