@@ -111,6 +111,7 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
         "paper_curve": paper.curve if paper else None,
         "minutes": [minutes(run) for run in group.runs],
         "backbone": group.runs[0].settings["net"]["backbone"],
+        "precision": {"32": "32 bits", "bf16": "bfloat16"}[group.runs[0].settings["runtime"]["precision"]],
         "epochs": group.runs[0].settings["train"]["epochs"],
     }
 
@@ -139,8 +140,11 @@ def minutes(run: Run) -> float:
 
 def machine(runs: Iterable[Run]) -> list[str]:
     """What computed them, each kind once."""
-    facts = [(run.config["machine"]["cores"], run.config["python"], run.config["versions"]["torch"]) for run in runs]
-    return sorted({f"{cores} cores, Python {python}, PyTorch {torch}" for cores, python, torch in facts})
+    return sorted({
+        f"{run.config['machine']['cores']} cores of an {run.config['machine']['cpu']}, "
+        f"Python {run.config['python']}, PyTorch {run.config['versions']['torch']}"
+        for run in runs
+    })  # fmt: skip
 
 
 def one(value: float | None) -> str:
