@@ -345,8 +345,8 @@ def test_a_network_that_dies_without_a_memory_is_told_too(quick: Quick, monkeypa
 
 
 def test_a_dead_network_is_told(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive = SmallNet.maps
-    monkeypatch.setattr(SmallNet, "maps", lambda self, x: [0 * found for found in alive(self, x)])
+    alive = SmallNet.compute
+    monkeypatch.setattr(SmallNet, "compute", lambda self, x: [0 * found for found in alive(self, x)])
     with pytest.raises(RunError, match="the network has died"):
         quick(method="ce")
 
