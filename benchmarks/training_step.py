@@ -41,7 +41,7 @@ def prepared(
     runtime.start()
     torch.manual_seed(0)
     method = make(name)
-    method.build(Architecture(backbone, SHAPE))
+    method.build(Architecture(backbone, SHAPE, bf16=runtime.precision == "bf16"))
     method.head.grow(CLASSES)
     step = Step(2, CLASSES, CLASSES, images)
     fit = Fit(method, step, images, Memory(), schedule, AUGMENT, runtime, (0,))
@@ -61,9 +61,7 @@ def bare_loop(method: Method, fit: Fit) -> Callable[[], None]:
         method.train()
         for x, y in batches:
             optimizer.zero_grad(set_to_none=True)
-            with fit.runtime.autocast():
-                loss = method.loss(x, y)
-            loss.backward()
+            method.loss(x, y).backward()
             optimizer.step()
 
     return epoch

@@ -26,6 +26,7 @@ from equipoise.study.report.runs import Group, Run
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- written by `make results` -->\n", "<!-- to here -->\n"
 """Around what the README takes from the runs."""
+PRECISIONS = {"32": "32 bits", "bf16": "bfloat16"}
 
 
 def main() -> None:
@@ -111,7 +112,7 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
         "paper_curve": paper.curve if paper else None,
         "minutes": [minutes(run) for run in group.runs],
         "backbone": group.runs[0].settings["net"]["backbone"],
-        "precision": {"32": "32 bits", "bf16": "bfloat16"}[group.runs[0].settings["runtime"]["precision"]],
+        "precisions": [PRECISIONS[run.settings["runtime"]["precision"]] for run in group.runs],
         "epochs": group.runs[0].settings["train"]["epochs"],
     }
 
@@ -141,7 +142,7 @@ def minutes(run: Run) -> float:
 def machine(runs: Iterable[Run]) -> list[str]:
     """What computed them, each kind once."""
     return sorted({
-        f"{run.config['machine']['cores']} cores of an {run.config['machine']['cpu']}, "
+        f"{run.config['machine']['cores']} cores of an {run.config['machine'].get('cpu', 'unknown processor')}, "
         f"Python {run.config['python']}, PyTorch {run.config['versions']['torch']}"
         for run in runs
     })  # fmt: skip

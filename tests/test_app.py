@@ -620,6 +620,7 @@ def test_a_place_of_something_else_is_refused(tmp_path: Path, folders: list[Path
         ({"image_size": 32}, "--image-size is 32, but this model was begun with 24"),
         ({"weights": Path("x")}, "--weights is for the first step"),
         ({"overrides": {"fields": {"norm": 1}}}, "for the first step of a model"),
+        ({"overrides": {"runtime": {"precision": "bf16"}}}, "precision is bf16, but this model was begun with 32"),
         ({"memory": 5}, "a memory of 5 images is smaller than the 9 classes"),
         ({"holdout": 1.0}, "holdout is 1.0"),
     ],

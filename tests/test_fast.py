@@ -300,6 +300,14 @@ def test_an_epoch_shows_exemplars_as_often_as_the_schedule_says(method: str, old
     assert shown == [[2 * 40] * 4, [old] * 4 + [40] * 4]
 
 
+def test_a_further_stage_shows_each_of_its_images_once_as_it_is() -> None:
+    main = resolve("cifar100", "wa", "cifar100-fast").train
+    further = main.further(epochs=9, lr=0.5, shape="milestones", milestones=(4,)).for_step(5)
+    assert (further.epochs, further.exemplar_repeats, further.sizes) == (9, 1, (1.0,))
+    assert main.further(epochs=2).for_step(1).epochs == 2
+    assert further.weight_decay == main.weight_decay
+
+
 def test_numbers_of_epochs_and_repeats_below_one_are_refused() -> None:
     for setting in ("first_epochs", "exemplar_repeats"):
         with pytest.raises(UsageError, match=f"train.{setting} is 0, but it must be at least 1"):

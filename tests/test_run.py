@@ -106,6 +106,16 @@ def test_same_seed_same_bits_other_seed_other_run(quick: Quick) -> None:
     assert timeless(one.directory) != timeless(other.directory)
 
 
+def test_a_run_of_an_older_version_goes_on_with_new_settings_at_their_defaults(quick: Quick) -> None:
+    first = quick(method="wa")
+    config = json.loads((first.directory / "config.json").read_text())
+    del config["settings"]["train"]["multiply_repeats"]
+    (first.directory / "config.json").write_text(json.dumps(config))
+    assert quick(method="wa", out=first.directory).rows == first.rows
+    with pytest.raises(UsageError, match=r"train.multiply_repeats = false, and this command has true"):
+        quick(method="wa", out=first.directory, overrides={"train": {"epochs": 2, "multiply_repeats": True}})
+
+
 class Stop(Reporter):
     """Interrupts at a given batch, as Ctrl-C would."""
 
@@ -335,8 +345,8 @@ def test_a_network_that_dies_without_a_memory_is_told_too(quick: Quick, monkeypa
 
 
 def test_a_dead_network_is_told(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive = SmallNet.maps
-    monkeypatch.setattr(SmallNet, "maps", lambda self, x: [0 * found for found in alive(self, x)])
+    alive = SmallNet.compute
+    monkeypatch.setattr(SmallNet, "compute", lambda self, x: [0 * found for found in alive(self, x)])
     with pytest.raises(RunError, match="the network has died"):
         quick(method="ce")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -44,19 +45,30 @@ def test_bfloat16_is_the_backbones_own_affair() -> None:
     """Features and scores have 32 bits: with 8 of mantissa, a hundred classes' scores would have many ties."""
     torch.manual_seed(0)
     method = make("wa")
-    method.build(Architecture("tiny", (3, 8, 8)))
+    method.build(Architecture("tiny", (3, 8, 8), bf16=True))
     method.head.grow(100)
     x = torch.rand(16, 3, 8, 8)
-    with torch.no_grad(), Runtime(precision="bf16").autocast():
-        features, scores = method.features(x), method.predict(x)
-        assert method.backbone.maps(x)[-1].dtype == torch.bfloat16
-    assert features.dtype == scores.dtype == torch.float32
-    torch.testing.assert_close(scores, F.linear(features, method.head.weight.detach()))
+    products: list[torch.dtype] = []
+    method.backbone.compute, compute = lambda x: noted(compute(x)), method.backbone.compute  # type: ignore[method-assign]
+
+    def noted(maps: list[torch.Tensor]) -> list[torch.Tensor]:
+        products.extend(each.dtype for each in maps)
+        return maps
+
     with torch.no_grad():
-        torch.testing.assert_close(features, method.features(x), rtol=0.05, atol=0.02)
+        features, scores = method.features(x), method.predict(x)
+        assert {each.dtype for each in method.backbone.maps(x)} == {torch.float32}
+    assert set(products) == {torch.bfloat16}
+    assert features.dtype == scores.dtype == torch.float32
+    assert torch.equal(scores, F.linear(features, method.head.weight.detach()))
+    method.backbone.bf16 = False
+    with torch.no_grad():
+        exact = method.features(x)
+    assert not torch.equal(features, exact)
+    torch.testing.assert_close(features, exact, rtol=0.05, atol=0.02)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other allocators")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have other allocators")
 def test_memory_is_not_asked_for_anew_with_every_batch() -> None:
     """Of forty tensors of 16 MB, four at a time, most find pages that are there; in a process of its own."""
     kept, usual = (

@@ -25,6 +25,7 @@ from equipoise.data.stream import Step
 from equipoise.errors import UsageError
 from equipoise.learn.journal import Silent
 from equipoise.learn.method import Method
+from equipoise.learn.nets import backbones_of, without
 from equipoise.learn.trainer import learn_step
 from equipoise.methods import lookup, make
 from equipoise.settings import describe
@@ -44,7 +45,8 @@ def check_method(name: str, fields: Mapping[str, Any] | None = None, together: b
     """
     check_fields(name)
     trial = Trial(name, fields or {})
-    for check in (check_steps, check_same_seed, check_load_goes_on, check_resume, check_extremes, check_forgets):
+    checks = (check_steps, check_same_seed, check_load_goes_on, check_resume, check_extremes, check_forgets, check_bf16)
+    for check in checks:
         check(trial)
     if together:
         check_together([trial])
@@ -71,6 +73,7 @@ class Trial:
     name: str
     fields: Mapping[str, Any]
     images: int = 24
+    precision: str = "32"
 
     def settings(self, seed: int = 0, **stream: Any) -> Settings:
         overrides: dict[str, dict[str, Any]] = {
@@ -78,7 +81,7 @@ class Trial:
             "memory": {"size": 18},
             "train": {"epochs": 2, "batch_size": 16, "lr": 0.02},
             "fields": short(self.name) | dict(self.fields),
-            "runtime": {"threads": 1},
+            "runtime": {"threads": 1, "precision": self.precision},
         }
         return resolve("digits", self.name, seed=seed, overrides=overrides)
 
@@ -326,3 +329,17 @@ def _check_agreement(experiment: Experiment, index: int) -> None:
     for field in ("top1", "in_top5", "confidence"):
         both = getattr(said, field), getattr(alone, field)
         assert torch.equal(*both), f"{name}: two processes judge otherwise than one ({field})"
+
+
+def check_bf16(trial: Trial) -> None:
+    """Backbones may compute in bfloat16: all that follows has 32 bits, in which a hundred classes' scores differ."""
+    name, experiment = trial.name, dataclasses.replace(trial, precision="bf16").experiment()
+    for index in (1, 2):
+        learn(experiment, index)
+    backbones = backbones_of(experiment.method)
+    assert all(backbone.bf16 for backbone in backbones), f"{name}: a backbone was not made by the architecture"
+    scores = scores_of(experiment)
+    assert scores.dtype == torch.float32, f"{name}: scores are {scores.dtype}, not in 32 bits"
+    with without(experiment.method, "bf16"):
+        exact = scores_of(experiment)
+    assert torch.allclose(scores, exact, rtol=0.1, atol=0.1 * float(exact.abs().max())), f"{name}: bfloat16 changed all"

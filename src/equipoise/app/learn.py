@@ -196,6 +196,12 @@ def _check_same(model: Model, wishes: Wishes) -> None:
     for option, (asked, is_) in wanted.items():
         if asked is not None and asked != is_:
             raise UsageError(f"--{option} is {asked}, but this model was begun with {is_}: leave it out, or begin anew")
+    precision = wishes.sections().get("runtime", {}).get("precision", settings.runtime.precision)
+    if str(precision) != settings.runtime.precision:
+        raise UsageError(
+            f"runtime.precision is {precision}, but this model was begun with {settings.runtime.precision}: "
+            "leave it out, or begin anew"
+        )
     if wishes.weights is not None:
         raise UsageError("--weights is for the first step of a model: this one has learned already")
     fixed = [section for section in wishes.overrides if section not in ("train", "memory", "runtime")]

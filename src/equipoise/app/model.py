@@ -16,7 +16,6 @@ from equipoise.data.images import Images, TensorStore, join
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError
 from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture
 from equipoise.learn.trainer import run_over
 from equipoise.seeding import seed_everything
 from equipoise.study.recipe import Settings
@@ -76,7 +75,7 @@ class Model:
         """Of each class, for a batch of images as the stores keep them."""
         self.method.eval()
         runtime = self.settings.runtime
-        with torch.no_grad(), runtime.autocast():
+        with torch.no_grad():
             scores = self.method.predict(runtime.move(self.augment.normalise(pixels)))
         return scores.float().softmax(1).cpu()
 
@@ -122,7 +121,7 @@ def make_method(settings: Settings, shape: Shape) -> Method:
     if method.needs_exemplars and settings.memory["size"] == 0:
         raise UsageError(f"the method {settings.method} needs exemplars, and the memory is 0: give it a number")
     seed_everything(settings.seed, "build")
-    method.build(Architecture(settings.net.backbone, shape, settings.net.mirror))
+    method.build(settings.architecture(shape))
     return method.to(settings.runtime.device)
 
 

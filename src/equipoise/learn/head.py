@@ -37,10 +37,6 @@ class Head(nn.Module):
         self.scale: float | nn.Parameter = nn.Parameter(torch.tensor(scale)) if learn_scale else scale
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # in bfloat16, scores of like classes would be equal
-            return self._scores(x)
-
-    def _scores(self, x: Tensor) -> Tensor:
         if self.kind == "linear":
             return F.linear(x, self.weight, self.bias)
         if self.kind == "cosine":

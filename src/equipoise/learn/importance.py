@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from equipoise import ranks
 from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture
+from equipoise.learn.nets import Architecture, without
 
 
 @dataclass(eq=False)
@@ -92,7 +92,9 @@ def mean_over_images(
     count = torch.zeros(())
     for batch, draws in batches:
         count += len(batch)
-        for name, gradients in vmap(grad(of_one), in_dims=(None, 0, 0))(weights, batch, draws).items():
+        with without(method, "bf16"):  # squares of small gradients, and vmap knows no autocast
+            each = vmap(grad(of_one), in_dims=(None, 0, 0))(weights, batch, draws)
+        for name, gradients in each.items():
             total[name] += measure(gradients).sum(0)
     images = int(ranks.total(count))
     return {name.replace(".", "_"): ranks.total(value) / images for name, value in total.items()}

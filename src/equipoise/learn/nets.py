@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,18 +29,34 @@ class Backbone(nn.Module):
     """Channels of each of its maps."""
     mirror: bool = False
     """Outside training, features are the mean of those of the image and of its mirror image."""
+    bf16: bool = False
+    """Compute in bfloat16. Maps and features are handed out in 32 bits, and all that follows has them."""
 
-    def maps(self, x: Tensor) -> list[Tensor]:
-        """What each stage hands on, from fine to coarse; methods that distil feature maps ask for them."""
+    def compute(self, x: Tensor) -> list[Tensor]:
+        """What each stage hands on, from fine to coarse."""
         raise NotImplementedError
 
     def pool(self, last: Tensor) -> Tensor:
-        """Features from the last of the maps, in 32 bits whatever those of the maps are."""
+        """Features from the last of the maps."""
         return last.mean((2, 3), dtype=torch.float32)
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """All maps, for methods that distil them."""
+        with self.precision(x):
+            maps = self.compute(x)
+        return [each.float() for each in maps]
 
     def look(self, x: Tensor) -> Tensor:
         """Features of the images as they are."""
-        return self.pool(self.maps(x)[-1])
+        with self.precision(x):
+            last = self.compute(x)[-1]
+        return self.pool(last)
+
+    def precision(self, x: Tensor) -> AbstractContextManager[None]:
+        """What computing happens in; an exported network is for any machine, so it has 32 bits."""
+        if self.bf16 and not torch.compiler.is_exporting():
+            return torch.autocast(x.device.type, torch.bfloat16)
+        return nullcontext()
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.look(x)
@@ -48,21 +65,24 @@ class Backbone(nn.Module):
         return features
 
 
+T = TypeVar("T", bound=Backbone)
+
+
 def backbones_of(net: nn.Module) -> list[Backbone]:
     return [part for part in net.modules() if isinstance(part, Backbone)]
 
 
 @contextmanager
-def unmirrored(net: nn.Module) -> Iterator[None]:
-    """For a while, all of the network's backbones look at images as they are only."""
-    mirroring = [backbone for backbone in backbones_of(net) if backbone.mirror]
-    for backbone in mirroring:
-        backbone.mirror = False
+def without(net: nn.Module, trait: Literal["mirror", "bf16"]) -> Iterator[None]:
+    """For a while, none of the network's backbones looks at mirror images, or none computes in bfloat16."""
+    having = [backbone for backbone in backbones_of(net) if getattr(backbone, trait)]
+    for backbone in having:
+        setattr(backbone, trait, False)
     try:
         yield
     finally:
-        for backbone in mirroring:
-            backbone.mirror = True
+        for backbone in having:
+            setattr(backbone, trait, True)
 
 
 class PreActBlock(nn.Module):
@@ -100,7 +120,7 @@ class PreActResNet(Backbone):
         self.width = widths[-1]
         self.map_widths = list(widths)
 
-    def maps(self, x: Tensor) -> list[Tensor]:
+    def compute(self, x: Tensor) -> list[Tensor]:
         x = self.stem(x)
         stages = [x := group(x) for group in self.groups]
         last = self.bn(stages[-1])
@@ -137,7 +157,7 @@ class SmallNet(Backbone):
         self.width = ends[-1]
         self.map_widths = ends
 
-    def maps(self, x: Tensor) -> list[Tensor]:
+    def compute(self, x: Tensor) -> list[Tensor]:
         stages = []
         for depth, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = norm(conv(x))
@@ -202,7 +222,7 @@ class FastNet(Backbone):
             inputs = width
         self.width, self.map_widths = inputs, list(widths)
 
-    def maps(self, x: Tensor) -> list[Tensor]:
+    def compute(self, x: Tensor) -> list[Tensor]:
         x = F.gelu(self.whitening(x))  # without it, half of the channels would only be the others with the sign turned
         return [x := stage(x) for stage in self.stages]
 
@@ -217,7 +237,7 @@ class MLP(Backbone):
         self.final_relu = final_relu
         self.width, self.map_widths = widths[-1], list(widths)
 
-    def maps(self, x: Tensor) -> list[Tensor]:
+    def compute(self, x: Tensor) -> list[Tensor]:
         """A layer's output is a map of one place."""
         x, stages = x.flatten(1), []
         for depth, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
@@ -254,6 +274,8 @@ class Architecture:
     """Channels, height and width of the images."""
     mirror: bool = False
     """Whether features are averaged over an image and its mirror image, outside training."""
+    bf16: bool = False
+    """Whether backbones compute in bfloat16."""
 
     def at(self, size: float) -> Architecture:
         """The same for images of another size, a share of theirs."""
@@ -261,8 +283,11 @@ class Architecture:
         return replace(self, shape=(channels, max(round(height * size), 1), max(round(width * size), 1)))
 
     def __call__(self, final_relu: bool = True) -> Backbone:
-        net = self._net(final_relu)
-        net.mirror = self.mirror
+        return self.dress(self._net(final_relu))
+
+    def dress(self, net: T) -> T:
+        """Give a network all that does not depend on what it is made of."""
+        net.mirror, net.bf16 = self.mirror, self.bf16
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _net(self, final_relu: bool) -> Backbone:

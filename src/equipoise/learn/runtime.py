@@ -7,7 +7,6 @@ import importlib
 import platform
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ class Runtime:
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps, …"""
     precision: Literal["32", "bf16", "auto"] = "32"
-    """32-bit floats; or bfloat16 in the backbone (autocast), always or (auto) where the processor computes in it."""
+    """32-bit floats; or bfloat16 in backbones, always or (auto) where the processor computes in it."""
     threads: int | None = None
     """CPU threads of a process; none leaves torch's choice, or divides the cores among several processes."""
     devices: int = 1
@@ -48,7 +47,7 @@ class Runtime:
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}, but at least 1 is needed")
 
-        if self.precision == "auto":  # settled here, so that a run's settings say what it was, wherever it goes on
+        if self.precision == "auto":  # settled here, so that a run's settings say what it was
             object.__setattr__(self, "precision", "bf16" if _computes_bf16(torch.device(self.device)) else "32")
 
     def start(self) -> None:
@@ -72,9 +71,6 @@ class Runtime:
                 if isinstance(part, Backbone) and part._compiled_call_impl is None:
                     part.compile()
 
-    def autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bf16")
-
 
 def processor() -> str:
     """The CPU's name and what torch makes use of in it."""
@@ -86,7 +82,7 @@ def processor() -> str:
 def _computes_bf16(device: torch.device) -> bool:
     """Whether bfloat16 is faster than 32 bits there; processors without instructions for it emulate it slowly."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return torch.cuda.get_device_properties(device).major >= 8
     able = _capabilities() if device.type == "cpu" else {}
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 

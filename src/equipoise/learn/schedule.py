@@ -121,14 +121,30 @@ class Schedule:
             size_milestones=() if full else self.size_milestones,
         )
 
+    def further(self, **changes: Any) -> Schedule:
+        """For another stage of a step: as long as it says, and each of its images once an epoch and as it is."""
+        once: dict[str, Any] = {"first_epochs": None, "exemplar_repeats": 1, "multiply_repeats": False}
+        return dataclasses.replace(self, **once, sizes=(1.0,), size_milestones=(), **changes)
+
     def size_at(self, epoch: int, full: int) -> int:
         """The side of the images in an epoch, 0, 1, 2, …, of images whose side is ``full``.
 
         >>> Schedule(epochs=10, sizes=(0.625, 0.75, 1.0), size_milestones=(0.4, 0.7)).size_at(4, 32)
         24
         """
-        begun = sum(epoch >= milestone * self.epochs for milestone in self.size_milestones)
-        return max(round(full * self.sizes[begun]), 1)
+        return max(round(full * self._share_at(epoch)), 1)
+
+    def _share_at(self, epoch: int) -> float:
+        return self.sizes[sum(epoch >= milestone * self.epochs for milestone in self.size_milestones)]
+
+    @property
+    def pixels(self) -> float:
+        """The share of an image's pixels that an epoch shows, on average.
+
+        >>> Schedule(epochs=2, sizes=(0.5, 1.0), size_milestones=(0.5,)).pixels
+        0.625
+        """
+        return sum(self._share_at(epoch) ** 2 for epoch in range(self.epochs)) / self.epochs
 
     def lr_at(self, time: float) -> float:
         """The learning rate after ``time`` epochs (which may be a fraction).

@@ -34,9 +34,10 @@ class TimmNet(Backbone):
             self.width = int(self.net.eval()(torch.zeros(1, *shape)).shape[1])
         self.map_widths = []
 
-    def maps(self, x: Tensor) -> list[Tensor]:
+    def compute(self, x: Tensor) -> list[Tensor]:
         raise UsageError("timm networks tell no feature maps, which this method needs: choose another --method")
 
     def look(self, x: Tensor) -> Tensor:
-        features: Tensor = self.net(x)
-        return features
+        with self.precision(x):
+            features: Tensor = self.net(x)
+        return features.float()

@@ -23,7 +23,7 @@ from equipoise.errors import RunError
 from equipoise.learn.clock import Clock
 from equipoise.learn.journal import Journal, Silent, StageState, Watcher, capture, restore
 from equipoise.learn.method import Method
-from equipoise.learn.nets import unmirrored
+from equipoise.learn.nets import without
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.seeding import Key, generator, seed_everything
@@ -145,8 +145,7 @@ class Fit:
                 group["lr"] = schedule.lr_at(epoch + number / len(batches)) * group.get("lr_factor", 1.0)
             optimizer.zero_grad(set_to_none=True)
             with ranks.company():
-                with runtime.autocast():
-                    value = loss(x, y) * ranks.weight(batch)
+                value = loss(x, y) * ranks.weight(batch)
                 value.backward()
             method.after_backward()
             optimizer.step()
@@ -223,7 +222,7 @@ class Fit:
         """
         if not self._remembered:  # features only change when something is trained
             self._remembered = True
-            with self.clock("herding"), unmirrored(self.method):  # for a choice, one pass is enough
+            with self.clock("herding"), without(self.method, "mirror"):  # for a choice, one pass is enough
                 self.memory.update(images or self.step.images, self.step.seen, self.features, self.key)
         return self.memory.images()
 
@@ -260,7 +259,7 @@ def run_over(
     read = _ahead((augment.plain(images, batches[number]) for number in numbers), images)
     mine: dict[int, Tensor] = {}
     for number, pixels in zip(numbers, read, strict=True):
-        with torch.no_grad(), runtime.autocast():
+        with torch.no_grad():
             mine[number] = function(runtime.move(pixels)).float().cpu()
     return ranks.rows(mine, [len(batch) for batch in batches])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -82,8 +82,8 @@ class DER(Method):
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         milestones = (self.tune_epochs // 2,) if self.tune_epochs > 1 else ()
-        schedule = replace(
-            fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="milestones", milestones=milestones
+        schedule = fit.schedule.further(
+            epochs=self.tune_epochs, lr=self.tune_lr, shape="milestones", milestones=milestones
         )
         tune_head(fit, self.softened_loss, schedule, redraw=True)  # Sec. 3.4: the classifier is learned anew
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -145,7 +145,7 @@ class PODNet(Method):
             self.head.weight.data[:rows] = self.teacher.head.weight
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        schedule = replace(fit.schedule, epochs=self.tune_epochs, lr=self.tune_lr, shape="constant", milestones=())
+        schedule = fit.schedule.further(epochs=self.tune_epochs, lr=self.tune_lr, shape="constant", milestones=())
         tune_head(fit, self.classify, schedule)
         return {}
 

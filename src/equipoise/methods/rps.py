@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -57,7 +57,7 @@ class PathNet(Backbone):
         self.register_buffer("path", torch.zeros(len(widths), dtype=torch.long))
         self.active = self.in_use()
 
-    def maps(self, x: Tensor) -> list[Tensor]:
+    def compute(self, x: Tensor) -> list[Tensor]:
         stages = []
         # an exporter sees no values of tensors, so it is told what was true when eval() was called
         active = self.active if torch.compiler.is_exporting() else self.in_use()
@@ -128,9 +128,9 @@ class RPS(Method):
 
     def build(self, architecture: Architecture) -> None:
         self.architecture = architecture
-        self.backbone = PathNet(architecture.shape[0], self.widths, self.parallel)
-        initialise(self.backbone)
-        self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net = PathNet(architecture.shape[0], self.widths, self.parallel)
+        initialise(net)
+        self.backbone = architecture.dress(net)
         self.head = self.make_head(self.backbone.width)
 
     @property
@@ -158,7 +158,7 @@ class RPS(Method):
         order = torch.randperm(len(fit.images), generator=draws)
         cut = max(1, int(self.held_out * len(order)))
         held, rest = fit.images.select(order[:cut]), fit.images.select(order[cut:])
-        schedule = replace(fit.schedule, epochs=self.trial_epochs, shape="constant", milestones=())
+        schedule = fit.schedule.further(epochs=self.trial_epochs, shape="constant", milestones=())
         start, best, best_hits = copy.deepcopy(self.state_dict()), None, -1
         for path in paths:
             self.load_state_dict(start)

@@ -22,7 +22,6 @@ from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream, Step
 from equipoise.errors import DataError, UsageError
 from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture
 from equipoise.learn.trainer import Fit
 from equipoise.seeding import seed_everything
 from equipoise.study.evaluate import step_metrics, summarise
@@ -72,11 +71,11 @@ class Experiment:
             raise UsageError(f"the method {settings.method} cannot be learned by several processes: use --devices 1")
         if method.needs_exemplars and memory.size == 0:
             raise UsageError(f"the method {settings.method} needs exemplars, and --memory is 0: give it a number")
-        architecture = Architecture(settings.net.backbone, dataset.train.store.shape, settings.net.mirror)
+        network = settings.architecture(dataset.train.store.shape)
         if (smallest := min(settings.train.sizes)) < 1:
-            architecture.at(smallest)()  # refused now, if its pictures would be too small, and not in mid-training
+            network.at(smallest)()  # refused now, if its pictures would be too small, and not in mid-training
         seed_everything(settings.seed, "build")
-        method.build(architecture)
+        method.build(network)
         settings.runtime.place(method)
         return Experiment(settings, stream, augment, memory, method)
 
@@ -129,7 +128,7 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], re
     ranks.tell(rundir.check)
     experiment = ranks.after_first(lambda: Experiment.prepare(settings, load()))
     method, memory, stream = experiment.method, experiment.memory, experiment.stream
-    _check_same_data(stream)
+    _check_same(settings, stream)
     with ExitStack() as stack:
         found = ranks.tell(lambda: stack.enter_context(rundir.open(stream)).found())
         rundir.restore(found, method, memory, stream.train.store)
@@ -147,9 +146,15 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], re
         return Result(directory, rows, summary)
 
 
-def _check_same_data(stream: ClassStream) -> None:
-    """Processes on several machines must see the same images."""
+def _check_same(settings: Settings, stream: ClassStream) -> None:
+    """Processes on several machines must do the same, and see the same images."""
     if ranks.world() > 1:
+        precision = settings.runtime.precision
+        if ranks.tell(lambda: precision) != precision:
+            raise UsageError(
+                f"process {ranks.rank() + 1} of {ranks.world()} would compute in another precision than the first: "
+                "set runtime.precision to 32 or bf16"
+            )
         mine = stream.fingerprint()
         if ranks.tell(lambda: mine) != mine:
             raise DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -111,8 +111,9 @@ def head_norms_of(method: Method) -> dict[str, Tensor]:
 
 def try_out(fit: Fit, images: Images) -> float | None:
     """Images a second, from a short try on this machine; None for a step that trains nothing. Spoils the method."""
-    batch = fit.schedule.batch_size
-    fit.schedule = replace(fit.schedule, epochs=1, shape="constant", milestones=())
+    schedule = fit.schedule.for_step(fit.step.index)
+    batch = schedule.batch_size
+    fit.schedule = schedule.further(epochs=1, shape="constant", milestones=())
     few, more = (images.select(torch.arange(min(len(images), count * batch))) for count in (2, 8))
     fit.images = few
     fit.method.begin(fit.step, fit)
@@ -121,4 +122,4 @@ def try_out(fit: Fit, images: Images) -> float | None:
     fit(few)  # the first batches warm up
     began, seen = fit.seconds, fit.images_seen
     fit(more)
-    return (fit.images_seen - seen) / (fit.seconds - began)
+    return (fit.images_seen - seen) / (fit.seconds - began) / schedule.pixels

@@ -16,7 +16,7 @@ from equipoise.data import sources
 from equipoise.data.augment import Augment
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError, unknown
-from equipoise.learn.nets import check_backbone
+from equipoise.learn.nets import Architecture, check_backbone
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.settings import build, literal
@@ -71,6 +71,10 @@ class Settings:
 
     def make_memory(self) -> Memory:
         return build(Memory, self.memory, "memory")
+
+    def architecture(self, shape: tuple[int, int, int]) -> Architecture:
+        """The network for images of that shape."""
+        return Architecture(self.net.backbone, shape, self.net.mirror, self.runtime.precision == "bf16")
 
     def identity(self) -> dict[str, Any]:
         """Plain values, without those that say only where to compute: two runs with the same ones are the same run."""

@@ -92,7 +92,8 @@ class RunDir:
             raise self._damaged("config.json holds no settings")
         if known.get("format") != FORMAT:
             raise RunError(f"{self.path} has format {known.get('format')}, but this version reads {FORMAT}")
-        difference = first_difference(known["settings"], self.settings.identity())
+        written = Settings.of(known["settings"]).identity()  # with what is new since then at its default
+        difference = first_difference(written, self.settings.identity())
         if difference:
             raise UsageError(f"{self.path} holds a run with {difference}: choose another --out, or remove it")
 
