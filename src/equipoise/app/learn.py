@@ -196,8 +196,9 @@ def _check_same(model: Model, wishes: Wishes) -> None:
     for option, (asked, is_) in wanted.items():
         if asked is not None and asked != is_:
             raise UsageError(f"--{option} is {asked}, but this model was begun with {is_}: leave it out, or begin anew")
-    precision = wishes.sections().get("runtime", {}).get("precision", settings.runtime.precision)
-    if str(precision) != settings.runtime.precision:
+    asked_runtime = wishes.sections().get("runtime", {})
+    precision = build(Runtime, asked_runtime, "runtime").precision
+    if "precision" in asked_runtime and precision != settings.runtime.precision:
         raise UsageError(
             f"runtime.precision is {precision}, but this model was begun with {settings.runtime.precision}: "
             "leave it out, or begin anew"

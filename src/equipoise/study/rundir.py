@@ -92,7 +92,10 @@ class RunDir:
             raise self._damaged("config.json holds no settings")
         if known.get("format") != FORMAT:
             raise RunError(f"{self.path} has format {known.get('format')}, but this version reads {FORMAT}")
-        written = Settings.of(known["settings"]).identity()  # with what is new since then at its default
+        try:
+            written = Settings.of(known["settings"]).identity()  # with what is new since then at its default
+        except (UsageError, KeyError, TypeError) as error:
+            raise self._damaged(f"its settings cannot be read: {error}") from error
         difference = first_difference(written, self.settings.identity())
         if difference:
             raise UsageError(f"{self.path} holds a run with {difference}: choose another --out, or remove it")
