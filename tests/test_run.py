@@ -114,7 +114,8 @@ def test_a_run_of_an_older_version_goes_on_with_new_settings_at_their_defaults(q
     assert quick(method="wa", out=first.directory).rows == first.rows
     with pytest.raises(UsageError, match=r"train.multiply_repeats = false, and this command has true"):
         quick(method="wa", out=first.directory, overrides={"train": {"epochs": 2, "multiply_repeats": True}})
-    for settings in ({}, config["settings"] | {"train": {"of": "the future"}}):
+    unreadable: list[dict[str, Any]] = [{}, config["settings"] | {"train": {"of": "the future"}}]
+    for settings in unreadable:
         (first.directory / "config.json").write_text(json.dumps(config | {"settings": settings}))
         with pytest.raises(RunError, match="its settings cannot be read"):
             quick(method="wa", out=first.directory)
