@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FAMILY = ("ce", "ce+wa", "ce+kd", "ce+kd+wnl", "ce+kd+unit", "wa")
 OTHERS = ("joint", "lwf-mc", "icarl", "eeil", "bic", "il2m", "rps", "lucir")
-AGAIN = ("wa", "ce+kd", "ce+wa", "bic")
+AGAIN = ("wa", "ce+kd", "ce+wa", "ce", "bic")
 """Methods that are run with two more seeds."""
 ABLATIONS = {
     "clip-off": "method.clip=false",
@@ -28,4 +28,6 @@ RUNS: dict[str, list[str]] = {
 }
 """Options of ``equipoise run cifar100 --data-root DIR``, by name, in the order in which they are run."""
 WITH_PREDICTIONS = {f"lite/{method}-0" for method in ("ce", "ce+wa", "ce+kd", "wa")}
-"""Runs whose last predictions are kept too: the confusion matrices are made of them."""
+"""Runs whose predictions after the last step are kept too: the confusion matrices are made of them."""
+WITH_EVERY_STEP = {"lite/ce+kd-0"}
+"""Runs whose predictions after every step are kept: they hold each class's norm."""

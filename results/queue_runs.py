@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
-from plan import RUNS, WITH_PREDICTIONS
+from plan import RUNS, WITH_EVERY_STEP, WITH_PREDICTIONS
 from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
@@ -44,10 +44,10 @@ def keep(name: str, run: Path, place: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     if name in WITH_PREDICTIONS:
         last = len((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-        said = load_file(run / "predictions" / f"step-{last}.safetensors")
         (place / "predictions").mkdir(exist_ok=True)
-        kept = {key: smaller(value) for key, value in said.items()}
-        save_file(kept, place / "predictions" / f"step-{last}.safetensors")
+        for step in range(1 if name in WITH_EVERY_STEP else last, last + 1):
+            file = f"predictions/step-{step}.safetensors"
+            save_file({key: smaller(value) for key, value in load_file(run / file).items()}, place / file)
     for file in SMALL:
         text = (run / file).read_text(encoding="utf-8")
         if file == "config.json":  # where it was computed is nobody's business, and the same command works elsewhere
@@ -58,7 +58,7 @@ def keep(name: str, run: Path, place: Path) -> None:
 
 
 def smaller(values: torch.Tensor) -> torch.Tensor:
-    """Class numbers in two bytes instead of eight, shares in two instead of four."""
+    """Class numbers in two bytes instead of eight, shares and norms in two instead of four."""
     return values.to(torch.int16 if values.dtype == torch.int64 else torch.float16).contiguous()
 
 

@@ -7,12 +7,12 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 import jinja2
 import numpy as np
-from claims import CLAIMS, LITTLE, Figures
+from claims import LITTLE, asked
 from plan import ABLATIONS, FAMILY, LONGER, OTHERS, RUNS
 
 from equipoise.files import read_json
@@ -21,7 +21,7 @@ from equipoise.study.report.export import picture
 from equipoise.study.report.facts import confusion, from_paper, published
 from equipoise.study.report.figure import Figure, Rows, chart_of, percent
 from equipoise.study.report.page import gains
-from equipoise.study.report.runs import Group, Run
+from equipoise.study.report.runs import Array, Group, Run
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- written by `make results` -->\n", "<!-- to here -->\n"
@@ -42,20 +42,18 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     """Every file that is written, by its path in the repository."""
     runs = {name: read(folder / name) for name in RUNS if (folder / name / "summary.json").exists()}
     lite = {label: group for label in (*FAMILY, *OTHERS) if (group := group_of(runs, label))}
-    ablated = {"wa, seed 0": "lite/wa-0", **{name: f"lite/wa-{name}-0" for name in ABLATIONS}}
-    ablations = {label: Group(label, [runs[name]]) for label, name in ablated.items() if name in runs}
+    ablations = {name: Group(name, [runs[f"lite/wa-{name}-0"]]) for name in ABLATIONS if f"lite/wa-{name}-0" in runs}
     longer = {recipe: group for recipe in LONGER if (group := group_of(runs, "wa", recipe))}
     family = [lite[label] for label in FAMILY if label in lite]
     drawn = [lite[label] for label in (*FAMILY, "joint") if label in lite]
     figures = [curves(drawn), last_errors(list(lite.values()))] if drawn else []
-    figures += [norms(lite["ce+kd"])] if "ce+kd" in lite else []
+    figures += [norms(runs["lite/ce+kd-0"])] if "lite/ce+kd-0" in runs else []
     times = ({"lite": lite["wa"]} if "wa" in lite else {}) | longer
     figures += [budgets(times)] if len(times) > 1 else []
     firsts = {label: group.runs[0] for label, group in lite.items()}
     matrices = {label: run for label, run in firsts.items() if (run.directory / "predictions").exists()}
     pictures = {figure.name: picture(figure) for figure in figures}
     pictures |= {"confusions": confusions(matrices)} if matrices else {}
-    known = Figures(lite | ablations)
     environment = jinja2.Environment(  # noqa: S701 (Markdown, from our own files)
         loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -65,10 +63,10 @@ def render(folder: Path, readme: str) -> dict[str, str]:
         "methods": [method_row(label, group) for label, group in lite.items()],
         "gains": gains(family),
         "errors": [error_row(group) for group in family],
-        "norms": [row for row in lite["ce+kd"].runs[0].rows if row["norms_old"] is not None] if "ce+kd" in lite else [],
-        "ablations": [method_row(label, group) for label, group in ablations.items()],
+        "norms": [row for row in runs["lite/ce+kd-0"].rows if row["norms_old"]] if "lite/ce+kd-0" in runs else [],
+        "ablations": ablation_rows(runs["lite/wa-0"], ablations) if "lite/wa-0" in runs else [],
         "longer": [method_row(recipe, group) for recipe, group in longer.items()],
-        "claims": [ask(known) for needs, ask in CLAIMS if set(needs) <= set(known.groups)],
+        "claims": asked(lite | ablations),
         "little": LITTLE,
         "pictures": pictures,
         "runs": [run_row(name, run) for name, run in runs.items()],
@@ -117,6 +115,13 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
     }
 
 
+def ablation_rows(usual: Run, ablations: dict[str, Group]) -> list[dict[str, Any]]:
+    """The recipe's own choices, then each other choice, with what it changes."""
+    base = method_row("usual", Group("usual", [usual]))
+    rows = [base, *(method_row(label, group) for label, group in ablations.items())]
+    return [{**row, "change": row["average"] - base["average"]} for row in rows]
+
+
 def error_row(group: Group) -> dict[str, Any]:
     """Wrong answers after the last step, as Table 1 of the paper counts them, before any correction and after it."""
     means = {name: float(group.values(name)[:, -1].mean()) for name in ("e_n", "e_o", "e_on", "e_oo")}
@@ -159,21 +164,21 @@ def row_of(cells: Sequence[float | None]) -> str:
 # ---- figures that no report has
 
 
-def norms(group: Group) -> Figure:
-    """The paper's Figure 4 in two lines: mean norms of old and new classes' weights as training left them."""
+def norms(run: Run) -> Figure:
+    """The paper's Figure 4: the norm of every class's weights as each step's training left them."""
     rows: Rows = [
-        {"step": row["step"], "which": which, "norm": row[name]}
-        for row in group.runs[0].rows
-        for which, name in (("old classes", "norms_old"), ("new classes", "norms_new"))
-        if row[name] is not None
+        {"step": step, "class": c, "norm": round(float(norm), 3), "which": "new" if c >= seen - new else "old"}
+        for step, seen, new in ((row["step"], row["seen"], row["new"]) for row in run.rows)
+        for c, norm in enumerate(cast("Array", run.said(step)[1].norms))  # before any correction
     ]
-    chart = chart_of(rows).mark_line(point=True).encode(
-        x=alt.X("step:O", title="step", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("norm:Q", title="mean norm of a class's weights"),
-        color=alt.Color("which:N", title=None, sort=["new classes", "old classes"],
-                        scale=alt.Scale(range=["#e76f51", "#2a9d8f"])),
+    chart = chart_of(rows).mark_point(filled=True, size=14, opacity=1).encode(
+        x=alt.X("step:O", title="step; within it, classes in the order learned",
+                axis=alt.Axis(labelAngle=0), scale=alt.Scale(paddingInner=0.1)),
+        xOffset=alt.XOffset("class:Q", scale=alt.Scale(nice=False)),
+        y=alt.Y("norm:Q", title=f"L{run.norm} norm of a class's weights"),
+        color=alt.Color("which:N", title=None, sort=["old", "new"], scale=alt.Scale(range=["#2a9d8f", "#e76f51"])),
     )  # fmt: skip
-    return Figure("norms", f"Norms of the head's weights, {group.label}", "As training left them.", chart)
+    return Figure("norms", f"Norms of the head's weights, {run.method}", "As training left them.", chart)
 
 
 def budgets(groups: dict[str, Group]) -> Figure:
