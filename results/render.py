@@ -24,8 +24,10 @@ from equipoise.study.report.page import gains
 from equipoise.study.report.runs import Array, Group, Run
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- written by `make results` -->\n", "<!-- to here -->\n"
-"""Around what the README takes from the runs."""
+BEGIN, END = "<!-- `make results` writes {} -->\n", "<!-- to here -->\n"
+"""Around each part that the README takes from the runs."""
+PARTS = ("opening", "readme")
+"""Templates of these parts."""
 PRECISIONS = {"32": "32 bits", "bf16": "bfloat16"}
 
 
@@ -73,11 +75,13 @@ def render(folder: Path, readme: str) -> dict[str, str]:
         "missing": [name for name in RUNS if name not in runs],
         "machine": machine(runs.values()),
     }
-    page, table = (environment.get_template(f"{name}.md.jinja").render(words) for name in ("page", "readme"))
-    before, rest = readme.split(BEGIN)  # a README that has lost a mark is not written at all
-    _, after = rest.split(END)
+    page, *parts = (environment.get_template(f"{name}.md.jinja").render(words) for name in ("page", *PARTS))
+    for name, text in zip(PARTS, parts, strict=True):
+        before, rest = readme.split(BEGIN.format(name))  # a README that has lost a mark is not written at all
+        _, after = rest.split(END, 1)
+        readme = before + BEGIN.format(name) + text + END + after
     files = {f"docs/results/{name}.svg": svg for name, svg in pictures.items()}
-    return files | {"docs/results.md": page, "README.md": before + BEGIN + table + END + after}
+    return files | {"docs/results.md": page, "README.md": readme}
 
 
 def read(directory: Path) -> Run:
@@ -136,6 +140,7 @@ def run_row(name: str, run: Run) -> dict[str, Any]:
         "average": float(np.mean([row["top1"] for row in run.rows[1:]])),
         "last": run.rows[-1]["top1"],
         "minutes": minutes(run),
+        "cores": run.config["machine"]["cores"],
         "commit": (run.config.get("commit") or "unknown")[:10],
     }
 
@@ -147,7 +152,7 @@ def minutes(run: Run) -> float:
 def machine(runs: Iterable[Run]) -> list[str]:
     """What computed them, each kind once."""
     return sorted({
-        f"{run.config['machine']['cores']} cores of an {run.config['machine'].get('cpu', 'unknown processor')}, "
+        f"{run.config['machine'].get('cpu', 'unknown processor')}, "
         f"Python {run.config['python']}, PyTorch {run.config['versions']['torch']}"
         for run in runs
     })  # fmt: skip
@@ -186,19 +191,19 @@ def budgets(groups: dict[str, Group]) -> Figure:
     rows: Rows = [
         {
             "recipe": recipe,
-            "minutes": statistics.mean(minutes(run) for run in group.runs),
+            "minutes": statistics.mean(minutes(run) * run.config["machine"]["cores"] for run in group.runs),
             "average": float(group.values("top1")[:, 1:].mean()),
         }
         for recipe, group in groups.items()
     ]
     line = chart_of(rows).mark_line(point=True, color="#2a9d8f").encode(
-        x=alt.X("minutes:Q", title="minutes on two cores", scale=alt.Scale(zero=True)),
+        x=alt.X("minutes:Q", title="minutes × cores", scale=alt.Scale(zero=True)),
         y=percent("average", "average of steps 2–5, %"),
     )  # fmt: skip
     names = line.mark_text(dy=16, color="#333333").encode(text="recipe:N")
     goal = alt.Chart(alt.InlineData(values=[{"average": published()["cifar100"]["averages"]["5"]["wa"]}]))
     rule = goal.mark_rule(strokeDash=[2, 3], color="#888888").encode(y="average:Q")
-    words = "Dotted: the paper, whose schedule takes about 20 hours here."
+    words = "Dotted: the paper, whose schedule takes about 20 hours on two cores."
     return Figure("budgets", "Accuracy against time, wa", words, line + names + rule)
 
 

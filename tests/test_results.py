@@ -19,7 +19,7 @@ sys.path.insert(0, str(RESULTS))
 from claims import asked  # noqa: E402
 from plan import RUNS  # noqa: E402
 from queue_runs import keep  # noqa: E402
-from render import BEGIN, END, render  # noqa: E402
+from render import BEGIN, END, PARTS, render  # noqa: E402
 
 
 def test_the_page_and_its_figures_are_what_the_runs_say() -> None:
@@ -33,7 +33,7 @@ def test_the_page_and_its_figures_are_what_the_runs_say() -> None:
 
 def test_a_readme_that_lost_a_mark_is_not_written() -> None:
     whole = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
-    for mark in (BEGIN, END):
+    for mark in (*(BEGIN.format(name) for name in PARTS), END):
         with pytest.raises(ValueError, match="unpack"):
             render(RESULTS, whole.replace(mark, ""))
 
