@@ -12,7 +12,8 @@ ABLATIONS = {
     "bias": "method.bias=true",
     "random": "memory.selection=random",
 }
-LONGER = ("fast", "hour")
+LONGER = (("fast", "wa", (0, 1)), ("hour", "wa", (0, 1)))
+"""Recipe, method and seeds of runs with more time."""
 
 
 def _run(recipe: str, method: str, seed: int, *settings: str) -> list[str]:
@@ -24,7 +25,7 @@ RUNS: dict[str, list[str]] = {
     **{f"lite/{method}-0": _run("lite", method, 0) for method in (*FAMILY, *OTHERS)},
     **{f"lite/{method}-{seed}": _run("lite", method, seed) for seed in (1, 2) for method in AGAIN},
     **{f"lite/wa-{name}-0": _run("lite", "wa", 0, setting) for name, setting in ABLATIONS.items()},
-    **{f"{recipe}/wa-{seed}": _run(recipe, "wa", seed) for recipe in LONGER for seed in (0, 1)},
+    **{f"{recipe}/{method}-{seed}": _run(recipe, method, seed) for recipe, method, seeds in LONGER for seed in seeds},
 }
 """Options of ``equipoise run cifar100 --data-root DIR``, by name, in the order in which they are run."""
 WITH_PREDICTIONS = {f"lite/{method}-0" for method in ("ce", "ce+wa", "ce+kd", "wa")}

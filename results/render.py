@@ -45,14 +45,14 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     runs = {name: read(folder / name) for name in RUNS if (folder / name / "summary.json").exists()}
     lite = {label: group for label in (*FAMILY, *OTHERS) if (group := group_of(runs, label))}
     ablations = {name: Group(name, [runs[f"lite/wa-{name}-0"]]) for name in ABLATIONS if f"lite/wa-{name}-0" in runs}
-    longer = {recipe: group for recipe in LONGER if (group := group_of(runs, "wa", recipe))}
-    family = [lite[label] for label in FAMILY if label in lite]
+    longer = [(recipe, group) for recipe, method, _ in LONGER if (group := group_of(runs, method, recipe))]
+    firsts = {label: group.runs[0] for label, group in lite.items()}
+    family = [Group(label, [firsts[label]]) for label in FAMILY if label in firsts]
     drawn = [lite[label] for label in (*FAMILY, "joint") if label in lite]
     figures = [curves(drawn), last_errors(list(lite.values()))] if drawn else []
     figures += [norms(runs["lite/ce+kd-0"])] if "lite/ce+kd-0" in runs else []
-    times = ({"lite": lite["wa"]} if "wa" in lite else {}) | longer
+    times = {recipe: group for recipe, group in [("lite", lite.get("wa")), *longer] if group and group.label == "wa"}
     figures += [budgets(times)] if len(times) > 1 else []
-    firsts = {label: group.runs[0] for label, group in lite.items()}
     matrices = {label: run for label, run in firsts.items() if (run.directory / "predictions").exists()}
     pictures = {figure.name: picture(figure) for figure in figures}
     pictures |= {"confusions": confusions(matrices)} if matrices else {}
@@ -64,16 +64,17 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     words: dict[str, Any] = {
         "methods": [method_row(label, group) for label, group in lite.items()],
         "gains": gains(family),
-        "errors": [error_row(group) for group in family],
+        "errors": [row for group in family for row in error_rows(group.runs[0])],
         "norms": [row for row in runs["lite/ce+kd-0"].rows if row["norms_old"]] if "lite/ce+kd-0" in runs else [],
         "ablations": ablation_rows(runs["lite/wa-0"], ablations) if "lite/wa-0" in runs else [],
-        "longer": [method_row(recipe, group) for recipe, group in longer.items()],
+        "longer": [{**method_row(group.label, group), "recipe": recipe} for recipe, group in longer],
+        "paper": published()["cifar100"],
         "claims": asked(lite | ablations),
         "little": LITTLE,
         "pictures": pictures,
         "runs": [run_row(name, run) for name, run in runs.items()],
         "missing": [name for name in RUNS if name not in runs],
-        "machine": machine(runs.values()),
+        "software": software(runs.values()),
     }
     page, *parts = (environment.get_template(f"{name}.md.jinja").render(words) for name in ("page", *PARTS))
     for name, text in zip(PARTS, parts, strict=True):
@@ -104,18 +105,18 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
     paper = from_paper(group.runs[0])
     return {
         "label": label,
-        "seeds": len(tops),
+        "seeds": [run.settings["seed"] for run in group.runs],
         "tops": tops.mean(0).tolist(),
         "each": tops.tolist(),
         "average": float(averages.mean()),
         "averages": averages.tolist(),
         "spread": float(averages.std(ddof=1)) if len(averages) > 1 else None,
-        "paper": (paper.average if paper.average is not None else paper.last) if paper else None,
-        "paper_curve": paper.curve if paper else None,
+        "paper": paper,
         "minutes": [minutes(run) for run in group.runs],
         "backbone": group.runs[0].settings["net"]["backbone"],
         "precisions": [PRECISIONS[run.settings["runtime"]["precision"]] for run in group.runs],
         "epochs": group.runs[0].settings["train"]["epochs"],
+        "mirror": group.runs[0].settings["net"]["mirror"],
     }
 
 
@@ -126,22 +127,26 @@ def ablation_rows(usual: Run, ablations: dict[str, Group]) -> list[dict[str, Any
     return [{**row, "change": row["average"] - base["average"]} for row in rows]
 
 
-def error_row(group: Group) -> dict[str, Any]:
-    """Wrong answers after the last step, as Table 1 of the paper counts them, before any correction and after it."""
-    means = {name: float(group.values(name)[:, -1].mean()) for name in ("e_n", "e_o", "e_on", "e_oo")}
-    told = published()["cifar100"].get("errors", {}).get(group.label)
-    return {"label": group.label, **means, "paper": told}
+def error_rows(run: Run) -> list[dict[str, Any]]:
+    """Wrong answers after the last step, as Table 1 of the paper counts them; a method that corrects has two rows."""
+    last, kinds = run.rows[-1], ("e_n", "e_o", "e_on", "e_oo")
+    rows = [{"when": "", **{kind: last[kind] for kind in kinds}}]
+    if run.corrects:
+        rows = [{"when": ", before it corrects", **{kind: last[f"{kind}_uncorrected"] for kind in kinds}}, *rows]
+    told = published()["cifar100"]["errors"].get(run.method)
+    return [{"label": run.method, "paper": told, **row} for row in rows]
 
 
 def run_row(name: str, run: Run) -> dict[str, Any]:
+    commit = run.config.get("commit") or "unknown"
     return {
         "name": name,
         "command": f"equipoise run cifar100 --data-root DIR {' '.join(RUNS[name])}",
         "average": float(np.mean([row["top1"] for row in run.rows[1:]])),
         "last": run.rows[-1]["top1"],
         "minutes": minutes(run),
-        "cores": run.config["machine"]["cores"],
-        "commit": (run.config.get("commit") or "unknown")[:10],
+        "machine": f"{run.config['machine']['cores']} of {run.config['machine'].get('cpu', 'an unknown processor')}",
+        "commit": commit[:10] + "+" * commit.endswith("+"),
     }
 
 
@@ -149,13 +154,9 @@ def minutes(run: Run) -> float:
     return float(sum(row["seconds"] for row in run.rows)) / 60
 
 
-def machine(runs: Iterable[Run]) -> list[str]:
+def software(runs: Iterable[Run]) -> list[str]:
     """What computed them, each kind once."""
-    return sorted({
-        f"{run.config['machine'].get('cpu', 'unknown processor')}, "
-        f"Python {run.config['python']}, PyTorch {run.config['versions']['torch']}"
-        for run in runs
-    })  # fmt: skip
+    return sorted({f"Python {run.config['python']}, PyTorch {run.config['versions']['torch']}" for run in runs})
 
 
 def one(value: float | None) -> str:
@@ -203,16 +204,17 @@ def budgets(groups: dict[str, Group]) -> Figure:
     names = line.mark_text(dy=16, color="#333333").encode(text="recipe:N")
     goal = alt.Chart(alt.InlineData(values=[{"average": published()["cifar100"]["averages"]["5"]["wa"]}]))
     rule = goal.mark_rule(strokeDash=[2, 3], color="#888888").encode(y="average:Q")
-    words = "Dotted: the paper, whose schedule takes about 20 hours on two cores."
+    words = f"Dotted: the paper ({published()['cifar100']['budget']})."
     return Figure("budgets", "Accuracy against time, wa", words, line + names + rule)
 
 
 def confusions(runs: dict[str, Run], side: int = 300, levels: int = 8) -> str:
     """Confusion matrices after the last step, side by side; small enough for a repository (one path a shade)."""
     parts = []
-    for place, (label, run) in enumerate(runs.items()):
-        counts = confusion(run.said(len(run.rows))[0], run.seen)
-        depth = np.ceil(np.log1p(counts) / np.log1p(counts.max()) * levels).astype(int)
+    tables = {label: confusion(run.said(len(run.rows))[0], run.seen) for label, run in runs.items()}
+    darkest = np.log1p(max(counts.max() for counts in tables.values()))
+    for place, (label, counts) in enumerate(tables.items()):
+        depth = np.ceil(np.log1p(counts) / darkest * levels).astype(int)
         x, y = 10 + (place % 2) * (side + 30), 30 + (place // 2) * (side + 50)
         shades = [
             f'<path fill-opacity="{level / levels:.3f}" d="'
@@ -222,7 +224,7 @@ def confusions(runs: dict[str, Run], side: int = 300, levels: int = 8) -> str:
             if (depth == level).any()
         ]
         parts.append(f'<text x="{x}" y="{y - 8}">{label}</text>')
-        put = f"translate({x} {y}) scale({side / run.seen:g})"
+        put = f"translate({x} {y}) scale({side / len(counts):g})"
         parts.append(f'<g transform="{put}" fill="#c8553d">{"".join(shades)}</g>')
         parts.append(f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="none" stroke="#888"/>')
     width, height = 2 * side + 50, ((len(runs) + 1) // 2) * (side + 50) + 10
