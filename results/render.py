@@ -48,7 +48,7 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     longer = [(recipe, group) for recipe, method, _ in LONGER if (group := group_of(runs, method, recipe))]
     firsts = {label: group.runs[0] for label, group in lite.items()}
     family = [Group(label, [firsts[label]]) for label in FAMILY if label in firsts]
-    drawn = [lite[label] for label in (*FAMILY, "joint") if label in lite]
+    drawn = sorted((lite[label] for label in (*FAMILY, "joint") if label in lite), key=average, reverse=True)
     figures = [curves(drawn), last_errors(list(lite.values()))] if drawn else []
     figures += [norms(runs["lite/ce+kd-0"])] if "lite/ce+kd-0" in runs else []
     times = {recipe: group for recipe, group in [("lite", lite.get("wa")), *longer] if group and group.label == "wa"}
@@ -96,6 +96,11 @@ def group_of(runs: dict[str, Run], method: str, recipe: str = "lite") -> Group |
     return Group(method, seeds) if seeds else None
 
 
+def average(group: Group) -> float:
+    """Over seeds, and over all steps but the first."""
+    return float(group.values("top1")[:, 1:].mean())
+
+
 # ---- rows of tables
 
 
@@ -108,7 +113,7 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
         "seeds": [run.settings["seed"] for run in group.runs],
         "tops": tops.mean(0).tolist(),
         "each": tops.tolist(),
-        "average": float(averages.mean()),
+        "average": average(group),
         "averages": averages.tolist(),
         "spread": float(averages.std(ddof=1)) if len(averages) > 1 else None,
         "paper": paper,
@@ -193,7 +198,7 @@ def budgets(groups: dict[str, Group]) -> Figure:
         {
             "recipe": recipe,
             "minutes": statistics.mean(minutes(run) * run.config["machine"]["cores"] for run in group.runs),
-            "average": float(group.values("top1")[:, 1:].mean()),
+            "average": average(group),
         }
         for recipe, group in groups.items()
     ]
