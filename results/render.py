@@ -12,8 +12,8 @@ from typing import Any, cast
 import altair as alt
 import jinja2
 import numpy as np
-from claims import LITTLE, asked
-from plan import ABLATIONS, FAMILY, LONGER, OTHERS, RUNS
+from claims import LITTLE, asked, confused
+from plan import ABLATIONS, FAMILY, LONG, LONGER, OTHERS, RUNS
 
 from equipoise.files import read_json
 from equipoise.study.report.comparison_charts import curves, last_errors
@@ -45,6 +45,7 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     runs = {name: read(folder / name) for name in RUNS if (folder / name / "summary.json").exists()}
     lite = {label: group for label in (*FAMILY, *OTHERS) if (group := group_of(runs, label))}
     ablations = {name: Group(name, [runs[f"lite/wa-{name}-0"]]) for name in ABLATIONS if f"lite/wa-{name}-0" in runs}
+    long = {method: group for method in LONG if (group := group_of(runs, method, "long"))}
     longer = [(recipe, group) for recipe, method, _ in LONGER if (group := group_of(runs, method, recipe))]
     firsts = {label: group.runs[0] for label, group in lite.items()}
     family = [Group(label, [firsts[label]]) for label in FAMILY if label in firsts]
@@ -70,6 +71,8 @@ def render(folder: Path, readme: str) -> dict[str, str]:
         "longer": [{**method_row(group.label, group), "recipe": recipe} for recipe, group in longer],
         "paper": published()["cifar100"],
         "claims": asked(lite | ablations),
+        "long": [method_row(label, group) for label, group in long.items()],
+        "long_claims": asked(long),
         "little": LITTLE,
         "pictures": pictures,
         "runs": [run_row(name, run) for name, run in runs.items()],
@@ -133,13 +136,15 @@ def ablation_rows(usual: Run, ablations: dict[str, Group]) -> list[dict[str, Any
 
 
 def error_rows(run: Run) -> list[dict[str, Any]]:
-    """Wrong answers after the last step, as Table 1 of the paper counts them; a method that corrects has two rows."""
+    """Wrong answers after the last step, as the paper's Table 1 has them: before and after correcting, and its own."""
     last, kinds = run.rows[-1], ("e_n", "e_o", "e_on", "e_oo")
-    rows = [{"when": "", **{kind: last[kind] for kind in kinds}}]
+    rows: list[dict[str, Any]] = [{"when": "", **{kind: last[kind] for kind in kinds}}]
     if run.corrects:
         rows = [{"when": ", before it corrects", **{kind: last[f"{kind}_uncorrected"] for kind in kinds}}, *rows]
     told = published()["cifar100"]["errors"].get(run.method)
-    return [{"label": run.method, "paper": told, **row} for row in rows]
+    if told:
+        rows.append({"when": " in the paper", **told})
+    return [{"label": run.method, **row, "confused": confused(row["e_oo"], row["e_on"])} for row in rows]
 
 
 def run_row(name: str, run: Run) -> dict[str, Any]:
