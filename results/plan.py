@@ -13,7 +13,7 @@ ABLATIONS = {
     "random": "memory.selection=random",
 }
 LONG = ("ce", "ce+kd")
-"""Methods that are run with four times the epochs, because what they say of the paper's claims may be the budget's doing."""
+"""Methods that are run with four times the epochs too: is what they say of the paper the budget's doing?"""
 FOUR_TIMES = ("train.epochs=16", "train.first_epochs=32")
 LONGER = (("fast", "wa", (0, 1)), ("hour", "wa", (0, 1)))
 """Recipe, method and seeds of runs with more time."""
