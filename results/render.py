@@ -64,6 +64,7 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     environment.filters |= {"one": one, "row": row_of}
     words: dict[str, Any] = {
         "methods": [method_row(label, group) for label, group in lite.items()],
+        "by": {label: method_row(label, group) for label, group in lite.items()},
         "gains": gains(family),
         "errors": [row for group in family for row in error_rows(group.runs[0])],
         "norms": [row for row in runs["lite/ce+kd-0"].rows if row["norms_old"]] if "lite/ce+kd-0" in runs else [],
