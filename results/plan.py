@@ -15,7 +15,7 @@ ABLATIONS = {
 LONG = ("ce", "ce+kd")
 """Methods that are run with four times the epochs too: is what they say of the paper the budget's doing?"""
 FOUR_TIMES = ("train.epochs=16", "train.first_epochs=32")
-LONGER = (("fast", "wa", (0, 1)), ("hour", "wa", (0, 1)))
+LONGER = (("fast", "wa", (0, 1)), ("fast", "bic", (0,)), ("hour", "wa", (0, 1)))
 """Recipe, method and seeds of runs with more time."""
 
 
