@@ -27,6 +27,8 @@ class Claim:
     figures: str
     margin: float | None = None
     """By how many points; none where points are not what it is about."""
+    means: int = 2
+    """How many means of the same spread it adds and subtracts."""
     chance: bool = False
     """Other seeds might say otherwise."""
 
@@ -123,6 +125,7 @@ def more_than_the_sum(of: Figures) -> Claim:
         both > wa + kd,
         f"together {both:+.1f}, aligning {wa:+.1f}, distillation {kd:+.1f} points over ce",
         both - wa - kd,
+        means=4,  # wa − (ce+wa) − (ce+kd) + ce
     )
 
 
@@ -177,8 +180,7 @@ def asked(groups: Mapping[str, Group]) -> list[Claim]:
         if set(labels) <= set(groups):
             of = known.shared(labels)
             claim, seeds = ask(of), of.seeds()
-            # two standard deviations of the difference of two means
-            likely = 2 * (spread or 0) * (2 / len(seeds)) ** 0.5
+            likely = 2 * (spread or 0) * (claim.means / len(seeds)) ** 0.5  # two standard deviations
             chance = claim.margin is not None and abs(claim.margin) < likely
             which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
             claims.append(replace(claim, figures=f"{claim.figures} ({which})", chance=chance))

@@ -41,8 +41,13 @@ def main() -> None:
     for place in range(asked.at_once):
         places.put(pinned(place, asked.at_once) if asked.at_once > 1 else [])
     with ThreadPoolExecutor(asked.at_once) as pool:
-        for done in [pool.submit(do, name, asked.data_root, asked.work, places) for name in asked.only]:
-            done.result()
+        runs = [pool.submit(do, name, asked.data_root, asked.work, places) for name in asked.only]
+        try:
+            for run in runs:
+                run.result()
+        except BaseException:  # Ctrl-C, too: what has not begun does not begin
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def do(name: str, data_root: str, work: Path, places: Queue[list[str]]) -> None:
@@ -55,7 +60,7 @@ def do(name: str, data_root: str, work: Path, places: Queue[list[str]]) -> None:
     try:
         subprocess.run([*command, "--data-root", data_root, "--out", str(work / name)], check=True)
     finally:
-        places.put(place)  # the next one may do better
+        places.put(place)
     keep(name, work / name, HERE / name)
 
 

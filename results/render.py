@@ -62,9 +62,10 @@ def render(folder: Path, readme: str) -> dict[str, str]:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {"one": one, "row": row_of}
+    by = {label: method_row(label, group) for label, group in lite.items()}
     words: dict[str, Any] = {
-        "methods": [method_row(label, group) for label, group in lite.items()],
-        "by": {label: method_row(label, group) for label, group in lite.items()},
+        "methods": list(by.values()),
+        "by": by,
         "gains": gains(family),
         "errors": [row for group in family for row in error_rows(group.runs[0])],
         "norms": [row for row in runs["lite/ce+kd-0"].rows if row["norms_old"]] if "lite/ce+kd-0" in runs else [],
@@ -125,7 +126,6 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
         "backbone": group.runs[0].settings["net"]["backbone"],
         "precisions": [PRECISIONS[run.settings["runtime"]["precision"]] for run in group.runs],
         "epochs": group.runs[0].settings["train"]["epochs"],
-        "mirror": group.runs[0].settings["net"]["mirror"],
     }
 
 
