@@ -121,10 +121,8 @@ def test_what_is_kept_of_a_run_is_small_and_names_no_place(tmp_path: Path) -> No
 
 def test_the_gain_of_two_things_together_is_of_four_means() -> None:
     tops = {"ce": 50.0, "ce+wa": 55.0, "ce+kd": 52.0, "wa": 58.7}
-    norms = {"e_oo": 1, "e_on": 1}
-    groups = {name: group(name, [0, top], [0, top + 1], **norms) for name, top in tops.items()}
-    for run in (run for each in ("ce", "ce+kd") for run in groups[each].runs):
-        run.rows[-1].update(norms_old=1.0, norms_new=2.0)
+    figures = {"e_oo": 1, "e_on": 1, "norms_old": 1.0, "norms_new": 2.0}
+    groups = {name: group(name, [0, top], [0, top + 1], **figures) for name, top in tops.items()}
     claim = next(claim for claim in asked(groups) if "together" in claim.says)
     assert claim.held
     assert claim.chance  # 1.7 points: above 2 √½ √(2 / 2) = 1.4, the bound of two means, below 2 √½ √(4 / 2) = 2
