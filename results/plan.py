@@ -17,6 +17,8 @@ LONG = ("ce", "ce+kd")
 FOUR_TIMES = ("train.epochs=16", "train.first_epochs=32")
 LONGER = (("fast", "wa", (0, 1)), ("fast", "bic", (0,)), ("hour", "wa", (0, 1)))
 """Recipe, method and seeds of runs with more time."""
+LONGER_ABLATIONS = ("norm-1",)
+"""Choices within WA that are tried under ``cifar100-fast`` too."""
 
 
 def _run(recipe: str, method: str, seed: int, *settings: str) -> list[str]:
@@ -30,6 +32,7 @@ RUNS: dict[str, list[str]] = {
     **{f"lite/wa-{name}-0": _run("lite", "wa", 0, setting) for name, setting in ABLATIONS.items()},
     **{f"long/{method}-0": _run("lite", method, 0, *FOUR_TIMES) for method in LONG},
     **{f"{recipe}/{method}-{seed}": _run(recipe, method, seed) for recipe, method, seeds in LONGER for seed in seeds},
+    **{f"fast/wa-{name}-0": _run("fast", "wa", 0, ABLATIONS[name]) for name in LONGER_ABLATIONS},
 }
 """Options of ``equipoise run cifar100 --data-root DIR``, by name, in the order in which they are run."""
 WITH_PREDICTIONS = {f"lite/{method}-0" for method in ("ce", "ce+wa", "ce+kd", "wa")}
