@@ -13,7 +13,7 @@ import altair as alt
 import jinja2
 import numpy as np
 from claims import LITTLE, asked, confused
-from plan import ABLATIONS, FAMILY, LONG, LONGER, LONGER_ABLATIONS, OTHERS, RUNS
+from plan import ABLATIONS, FAMILY, LONG, LONGER, OTHERS, RUNS
 
 from equipoise.files import read_json
 from equipoise.study.report.comparison_charts import curves, last_errors
@@ -44,11 +44,10 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     """Every file that is written, by its path in the repository."""
     runs = {name: read(folder / name) for name in RUNS if (folder / name / "summary.json").exists()}
     lite = {label: group for label in (*FAMILY, *OTHERS) if (group := group_of(runs, label))}
-    ablations = {name: group for name in ABLATIONS if (group := group_of(runs, f"wa-{name}", label=name))}
+    ablations = {name: Group(name, [runs[f"lite/wa-{name}-0"]]) for name in ABLATIONS if f"lite/wa-{name}-0" in runs}
     long = {method: group for method in LONG if (group := group_of(runs, method, "long"))}
     longer = [(recipe, group) for recipe, method, _ in LONGER if (group := group_of(runs, method, recipe))]
-    others = {name: group for name in LONGER_ABLATIONS if (group := group_of(runs, f"wa-{name}", "fast", name))}
-    fast = {group.label: group for recipe, group in longer if recipe == "fast"} | others
+    fast = {group.label: group for recipe, group in longer if recipe == "fast"}
     firsts = {label: group.runs[0] for label, group in lite.items()}
     family = [Group(label, [firsts[label]]) for label in FAMILY if label in firsts]
     drawn = sorted((lite[label] for label in (*FAMILY, "joint") if label in lite), key=average, reverse=True)
@@ -72,8 +71,7 @@ def render(folder: Path, readme: str) -> dict[str, str]:
         "errors": [row for group in family for row in error_rows(group.runs[0])],
         "norms": [row for row in runs["lite/ce+kd-0"].rows if row["norms_old"]] if "lite/ce+kd-0" in runs else [],
         "ablations": ablation_rows(runs["lite/wa-0"], ablations) if "lite/wa-0" in runs else [],
-        "longer": [{**method_row(group.label, group), "recipe": recipe} for recipe, group in longer]
-        + [{**method_row(f"wa, {name}", group), "recipe": "fast"} for name, group in others.items()],
+        "longer": [{**method_row(group.label, group), "recipe": recipe} for recipe, group in longer],
         "paper": published()["cifar100"],
         "claims": asked(lite | ablations),
         "long": [method_row(label, group) for label, group in long.items()],
@@ -98,10 +96,10 @@ def read(directory: Path) -> Run:
     return Run(directory, read_json(directory / "config.json"), rows, read_json(directory / "summary.json"))
 
 
-def group_of(runs: dict[str, Run], method: str, recipe: str = "lite", label: str | None = None) -> Group | None:
+def group_of(runs: dict[str, Run], method: str, recipe: str = "lite") -> Group | None:
     """All seeds of a method."""
     seeds = [runs[name] for seed in range(3) if (name := f"{recipe}/{method}-{seed}") in runs]
-    return Group(label or method, seeds) if seeds else None
+    return Group(method, seeds) if seeds else None
 
 
 def average(group: Group) -> float:
