@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import equipoise as eq
-from equipoise.app.folder import survey
+from equipoise.app.folder import read, survey
 from equipoise.app.forget import forget
 from equipoise.app.learn import Onlooker, Wishes, learn_folder
 from equipoise.app.model import Label, Model
@@ -332,6 +332,24 @@ def test_folders_without_classes_are_refused(make: Any, message: str, tmp_path: 
     assert not (tmp_path / "m").exists()
 
 
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    glyph_folder(tmp_path, [0])
+    (tmp_path / "A").rename(tmp_path / "train")
+    assert list(survey(tmp_path).classes) == ["train"]
+
+
+def test_pixels_of_a_file_that_cannot_be_read_are_the_same_every_time(tmp_path: Path) -> None:
+    """A stopped step is known again by all pixels, and memory that is not written to holds anything."""
+    glyph_folder(tmp_path, [0], count=4)
+    (tmp_path / "A" / "001.png").write_bytes(b"rubbish")
+    marks = set()
+    for value in (7, 8):
+        left = torch.full((4, 3, 24, 24), value, dtype=torch.uint8)
+        del left  # for the next tensor of this size
+        marks.add(read(survey(tmp_path), 24)["A"].fingerprint())
+    assert len(marks) == 1
+
+
 def test_names_that_are_not_utf8_are_shown_and_learned(tmp_path: Path) -> None:
     glyph_folder(tmp_path / "pictures", [0, 1])
     (tmp_path / "pictures" / "A").rename(tmp_path / "pictures" / os.fsdecode(b"caf\xe9"))
@@ -519,6 +537,50 @@ def test_undo_rescues_from_a_damaged_version(model: Path) -> None:
     assert len(place.images()["memory"][0]) == 12
 
 
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("model.safetensors", b"rubbish", r"model\.safetensors is damaged"),
+        ("images.json", b"{}", r"images\.json is damaged"),
+        ("config.json", None, r"config\.json cannot be read"),
+        ("config.json", b"", r"config\.json is not JSON .*: restore it from a copy"),
+        ("config.json", b"{}", r"config\.json is not a model's: restore it from a copy"),
+    ],
+)
+def test_nothing_is_lost_for_a_version_that_cannot_be_gone_back_to(
+    file: str, damage: bytes | None, message: str, model: Path, folders: list[Path]
+) -> None:
+    place = ModelDir(model)
+    before = next((model / "versions").glob("0001-*"))
+    (before / file).unlink()
+    if damage is not None:
+        (before / file).write_bytes(damage)
+    with place.writing(), pytest.raises(RunError, match=message):
+        place.undo()
+    assert place.load(images=True).classes == ["A", "B", "C", "D", "E", "F"]
+    teach(model, folders[2], epochs=1)  # which is no reason to stop learning
+    assert len(place.load(images=True).classes) == 9
+    assert len(list((model / "versions").iterdir())) == 3
+    assert (model / "model.safetensors").samefile(place.version(place.config()) / "model.safetensors")
+    assert "A classifier of 9 classes" in (model / "README.md").read_text()
+
+
+def test_what_others_put_beside_the_pictures_is_no_obstacle(model: Path, folders: list[Path]) -> None:
+    (model / "memory" / "A" / "@eaDir").mkdir()
+    (model / "memory" / "A" / "Thumbs.db").touch()
+    teach(model, folders[2], epochs=1)
+    with ModelDir(model).writing():
+        ModelDir(model).undo()
+    assert (model / "memory" / "A" / "@eaDir").is_dir()
+
+
+def test_a_card_that_cannot_be_written_does_not_undo_a_step(model: Path, folders: list[Path]) -> None:
+    (model / "README.md").unlink()
+    (model / "README.md").mkdir()
+    assert teach(model, folders[2], epochs=1)["classes"] == ["G", "H", "I"]
+    assert len(ModelDir(model).load().classes) == 9
+
+
 def test_what_a_killed_first_commit_leaves_behind_is_no_obstacle(folders: list[Path], tmp_path: Path) -> None:
     place = tmp_path / "m"
     with pytest.raises(KeyboardInterrupt):
@@ -590,7 +652,7 @@ def test_saving_the_same_twice_changes_nothing(tmp_path: Path) -> None:
     before = tree(tmp_path / "m")
     clf.save(tmp_path / "m")
     assert tree(tmp_path / "m") == before
-    assert len(ModelDir(tmp_path / "m").chain()) == 1
+    assert ModelDir(tmp_path / "m").config()["previous"] is None
     with pytest.raises(UsageError, match="taught with rows of 6 features"):
         learn_folder(ModelDir(tmp_path / "m"), glyph_folder(tmp_path / "g", [0]), Wishes())
 
@@ -608,6 +670,9 @@ def test_a_place_of_something_else_is_refused(tmp_path: Path, folders: list[Path
         teach(tmp_path, folders[0])
     with pytest.raises(UsageError, match="is a file"):
         teach(tmp_path / "thesis.doc", folders[0])
+    (tmp_path / "thesis" / "versions" / "draft-3").mkdir(parents=True)
+    with pytest.raises(UsageError, match="thesis holds versions, but no model"):
+        teach(tmp_path / "thesis", folders[0])
     with pytest.raises(UsageError, match="does not exist: make a model with `equipoise learn"):
         ModelDir(tmp_path / "none").load()
 
@@ -632,6 +697,25 @@ def test_what_a_model_cannot_change_is_refused(options: Any, message: str, model
     assert tree(model) == before
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value", "message"),
+    [
+        ("data", "size", "128px", "data.size is '128px', but it takes a int"),
+        ("data", "siez", 128, "siez"),
+        ("data", "test_share", 0.5, "data.test_share is for experiments, and does nothing"),
+        ("net", "backbone", 5, "backbone"),
+        ("stream", "steps", 5, "stream.steps is for experiments"),
+        ("runtime", "devices", 4, "runtime.devices is for experiments"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(
+    section: str, name: str, value: Any, message: str, folders: list[Path], tmp_path: Path
+) -> None:
+    overrides = QUICK | {section: QUICK.get(section, {}) | {name: value}}
+    with pytest.raises(UsageError, match=message):
+        learn_folder(ModelDir(tmp_path / "m"), folders[0], Wishes(epochs=1, overrides=overrides))
+
+
 def test_methods_that_need_all_images_are_refused(folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="joint trains on every image"):
         teach(tmp_path / "m", folders[0], method="joint")
@@ -653,6 +737,15 @@ def test_the_users_own_words_in_the_card_stay(model: Path, folders: list[Path]) 
     assert after.endswith("\nMine too.\n")
     assert "A classifier of 9 classes" in after
     assert after.count("A classifier of") == 1
+
+
+def test_words_in_the_card_that_are_not_utf8_stay_too(model: Path, folders: list[Path]) -> None:
+    file = model / "README.md"
+    words = "Größe und Herkunft: Café\n".encode("cp1252")
+    file.write_bytes(words + file.read_bytes())
+    teach(model, folders[2], epochs=1)
+    assert file.read_bytes().startswith(words)
+    assert b"A classifier of 9 classes" in file.read_bytes()
 
 
 def test_a_class_name_cannot_break_the_card(tmp_path: Path) -> None:

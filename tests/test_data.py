@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 import equipoise as eq
+from equipoise.app.arrays import decode_all
 from equipoise.data.augment import Augment, relight, shift_and_mirror
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import FileStore, Images, TensorStore, decode, join
@@ -270,15 +271,34 @@ def test_files_are_decoded_lazily_alike_in_every_mode(tmp_path: Path) -> None:
         np.testing.assert_allclose(image.permute(1, 2, 0), np.asarray(expected), atol=14)
 
 
+@pytest.mark.parametrize("ending", ["png", "tif"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_set_upright_as_pillow_does_it(orientation: int, tmp_path: Path) -> None:
+def test_pictures_are_set_upright_as_pillow_does_it(orientation: int, ending: str, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(pixels).save(tmp_path / "held.png", exif=exif)
-    upright = ImageOps.exif_transpose(Image.open(tmp_path / "held.png"))
-    expected = ImageOps.fit(upright, (16, 16), Image.Resampling.BILINEAR)
-    np.testing.assert_allclose(decode(str(tmp_path / "held.png"), 16), np.asarray(expected), atol=1)
+    file = tmp_path / f"held.{ending}"
+    Image.fromarray(pixels).save(file, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(file))
+    expected = np.asarray(ImageOps.fit(upright, (16, 16), Image.Resampling.BILINEAR))
+    np.testing.assert_allclose(decode(str(file), 16), expected, atol=1)
+    np.testing.assert_allclose(decode(Image.open(file), 16), expected, atol=1)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_of_32_bits_are_refused_and_not_clipped(kind: type, tmp_path: Path) -> None:
+    Image.fromarray(np.arange(256, dtype=kind).reshape(16, 16)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match="its pixels have 32 bits: save it with 8 or 16"):
+        decode(str(tmp_path / "deep.tif"), 16)
+
+
+def test_a_picture_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "large.jpg")
+    picture = Image.open(tmp_path / "large.jpg")
+    first, again = decode_all([picture, picture], 16)
+    assert picture.size == (400, 300)
+    assert torch.equal(first, again)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])

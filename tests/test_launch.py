@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 
 from equipoise.cli.launch import Launch
-from equipoise.errors import EquipoiseError, UsageError
+from equipoise.errors import EquipoiseError, RunError, UsageError
 from equipoise.files import locked, read_tensors
 from equipoise.study.compare import Board, Cell, Onlooker, Standing, compare, plan
 from equipoise.study.launch import Data, Job, Whereabouts, remote
@@ -517,6 +517,36 @@ def test_what_sbatch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert line in lines
     assert any(line.startswith("srun ") and "--cpus-per-task=4" in line for line in lines)
     assert executor.parameters["array_parallelism"] == 3
+
+
+@needs_submitit
+def test_a_queue_that_does_not_answer_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a killed command live on; to hand theirs out again would make two of each."""
+    scripts = {
+        "sbatch": "echo Submitted batch job 99",
+        "squeue": f"test -e {tmp_path}/asked && echo 7_0 || {{ touch {tmp_path}/asked; false; }}",
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    given = order(tmp_path, Share())
+    record = tmp_path / "jobs" / "jobs.json"
+    record.parent.mkdir()
+    record.write_text(json.dumps({str(given.job.directory): "7_0"}))
+    launcher = Slurm({}, record.parent, Share())
+    launcher.pause = 0.0
+    launcher.submit({0: given})
+    assert [job.job_id for job in launcher._jobs.values()] == ["7_0"]
+    (tmp_path / "squeue").write_text("#!/bin/sh\nfalse\n")
+    assert list(launcher.ended()) == []
+    launcher._alone.close()
+    deaf = Slurm({}, record.parent, Share())
+    deaf.pause = 0.0
+    with pytest.raises(RunError, match="squeue does not answer"):
+        deaf.submit({0: given})
+    deaf.stop()
+    assert json.loads(record.read_text()) == {str(given.job.directory): "7_0"}
 
 
 # ---- processes of this machine

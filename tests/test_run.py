@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -17,7 +19,7 @@ import torch
 from equipoise.data.dataset import Dataset
 from equipoise.data.stream import ClassStream
 from equipoise.errors import RunError, UsageError
-from equipoise.files import read_tensors, write_json, write_tensors
+from equipoise.files import locked, read_json, read_tensors, write_json, write_tensors
 from equipoise.learn.nets import SmallNet
 from equipoise.methods import registry
 from equipoise.study.experiment import Result
@@ -225,6 +227,26 @@ def test_two_processes_cannot_share_a_run_directory(tmp_path: Path, digits: Data
     stream = ClassStream(digits, 5)
     with one.open(stream), pytest.raises(RunError, match="another process"):
         two.open(stream)
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        pytest.raises(RunError, match=r"cannot be locked .*: choose a place on a file system that has locks"),
+        locked(tmp_path),
+    ):
+        pass
+
+
+def test_what_is_not_utf8_can_be_written_down(tmp_path: Path) -> None:
+    name = os.fsdecode(b"/data/caf\xe9")
+    write_json(tmp_path / "config.json", {"command": name})
+    assert read_json(tmp_path / "config.json") == {"command": name}
 
 
 def test_divergence_is_told_not_hidden(quick: Quick) -> None:

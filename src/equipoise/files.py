@@ -48,18 +48,21 @@ def _write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
+    # names of files may hold bytes that are not UTF-8, which Python passes on as lone surrogates
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, cure: str = "restore it, or remove its directory") -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise RunError(f"{path} is not JSON ({error}): restore it, or remove its directory") from error
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({error}): {cure}") from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}): see that it is there, and who may") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -85,6 +88,9 @@ def locked(directory: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise RunError(f"another process is writing to {directory}: wait, or choose another place") from error
+        except OSError as error:
+            what = f"{directory} cannot be locked ({error.strerror})"
+            raise RunError(f"{what}: choose a place on a file system that has locks") from error
         yield

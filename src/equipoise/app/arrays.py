@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from equipoise.data.images import decode, decoders, square
+from equipoise.data.images import decode, decoders
 from equipoise.errors import DataError, UsageError
 
 
@@ -43,13 +43,15 @@ def decode_all(X: Sequence[Any], size: int) -> Tensor:
 
     def one(picture: Any) -> np.ndarray:
         if isinstance(picture, Image.Image):
-            return np.array(square(picture, size))
+            return decode(picture, size)
         if isinstance(picture, str | os.PathLike):
             return decode(os.fspath(picture), size)
         raise DataError(f"{picture!r} is neither a path nor a PIL image")
 
+    once = {id(picture): picture for picture in X}  # two threads must not load the same object
     with decoders() as pool:
-        return torch.from_numpy(np.stack(list(pool.map(one, X)))).permute(0, 3, 1, 2)
+        decoded = dict(zip(once, pool.map(one, once.values()), strict=True))
+    return torch.from_numpy(np.stack([decoded[id(picture)] for picture in X])).permute(0, 3, 1, 2)
 
 
 def short_side_of(X: Sequence[Any], sample: int = 100) -> int:

@@ -23,7 +23,7 @@ def render(path: Path, config: Mapping[str, Any], steps: Sequence[Mapping[str, A
     """The whole file. What its owner has written around our part stays."""
     ours = f"{BEGIN}\n{facts(config, steps, images)}\n{END}\n"
     file = path / "README.md"
-    written = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    written = file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else ""
     before, begin, rest = written.partition(BEGIN)
     _, end, after = rest.partition(END)
     if begin and end:

@@ -78,10 +78,18 @@ def survey(root: Path) -> Survey:
 
 
 def _refuse_parts(root: Path) -> None:
+    """Refuse a data set's parts. A class may be called train, too: its folder holds pictures, not folders."""
     inside = [entry for entry in _entries(root) if _is_dir(entry)]
-    if inside and {entry.name.lower() for entry in inside} <= PARTS:
+    if inside and {entry.name.lower() for entry in inside} <= PARTS and any(map(_holds_folders, inside)):
         part = min(inside, key=lambda entry: (entry.name.lower() != "train", entry.name))
         raise DataError(f"{root} holds {part.name} and the like, not classes: name the folder {part.path}")
+
+
+def _holds_folders(folder: os.DirEntry[str]) -> bool:
+    try:
+        return any(map(_is_dir, _entries(folder.path)))
+    except OSError:
+        return False
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
@@ -153,7 +161,8 @@ def read(
     """
     files = [(name, file) for name, mine in found.classes.items() for file in mine]
     keep = len(files) * 3 * size * size <= IN_MEMORY
-    pixels = torch.empty((len(files) if keep else 0, 3, size, size), dtype=torch.uint8)
+    # rows of files that cannot be decoded stay zero: a step that was stopped is known again by all pixels
+    pixels = torch.zeros((len(files) if keep else 0, 3, size, size), dtype=torch.uint8)
     ids: list[str | None] = []
     for place, ((_, file), answer) in enumerate(zip(files, _decoded([f for _, f in files], size), strict=True)):
         if isinstance(answer, DataError):

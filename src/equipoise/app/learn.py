@@ -17,6 +17,7 @@ from equipoise.app.pretrained import load_weights
 from equipoise.app.teach import Teaching, already_known, prepare
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, check_size, digest
+from equipoise.data.sources import options
 from equipoise.data.sources.folder import MEAN, STD
 from equipoise.errors import DataError, UsageError
 from equipoise.learn.runtime import Runtime
@@ -132,6 +133,7 @@ def as_label(name: str, model: Model) -> Label:
 def open_model(place: ModelDir, found: Survey, wishes: Wishes) -> Model:
     """The model in ``place`` with what may be changed of it, or a new one."""
     runtime = build(Runtime, wishes.sections().get("runtime", {}), "runtime")
+    _check_used(wishes, runtime)
     if not place.exists:
         return new_model(found, wishes)
     model = place.load(runtime, images=True)
@@ -141,15 +143,24 @@ def open_model(place: ModelDir, found: Survey, wishes: Wishes) -> Model:
     return model
 
 
+def _check_used(wishes: Wishes, runtime: Runtime) -> None:
+    """Refuse settings that only experiments have: here they would do nothing."""
+    idle = [f"data.{name}" for name in wishes.overrides.get("data", {}) if name in options("folder") and name != "size"]
+    idle += [f"stream.{name}" for name in wishes.overrides.get("stream", {})]
+    idle += [f"runtime.{name}" for name in ("devices", "nodes") if getattr(runtime, name) > 1]
+    if idle:
+        raise UsageError(f"{idle[0]} is for experiments, and does nothing where a model is taught: leave it out")
+
+
 def new_model(found: Survey, wishes: Wishes) -> Model:
     sections = wishes.sections()
-    backbone = sections.get("net", {}).get("backbone", "resnet32")
-    size = sections.get("data", {}).get("size") or size_for(backbone, short_side(found))
-    check_size(size)
-    sections.setdefault("data", {})["size"] = size
     settings = resolve("folder", wishes.method or "wa", wishes.recipe, wishes.seed or 0, sections)
     settings = fit_to_backbone(settings, sections)
-    shape = (3, size, size)
+    if "size" not in sections.get("data", {}):
+        size = size_for(settings.net.backbone, short_side(found))
+        settings = replace(settings, data=settings.data | {"size": size})
+    shape = (3, settings.data["size"], settings.data["size"])
+    check_size(shape[1])
     model = Model.blank(settings, shape, photograph_augment(shape, settings))
     if wishes.weights is not None:
         load_weights(model.method, wishes.weights)

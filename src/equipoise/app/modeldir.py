@@ -31,7 +31,7 @@ from equipoise.app.pictures import ending, fetch, folder_name, store
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, TensorStore, digest
 from equipoise.errors import EquipoiseError, RunError, UsageError
-from equipoise.files import locked, read_json, write_bytes, write_json, write_text
+from equipoise.files import locked, read_json, write_bytes, write_json
 from equipoise.learn.runtime import Runtime
 from equipoise.settings import build
 from equipoise.study.recipe import Settings
@@ -78,9 +78,9 @@ class ModelDir:
     def check_free(self) -> None:
         """Refuse a place where something else lies."""
         if self.path.is_dir() and not self.exists:
-            ours = (".lock", ".step", "versions", *KINDS)  # what a first step that was stopped leaves behind
             names = [entry.name for entry in self.path.iterdir() if not entry.name.endswith(".tmp")]
-            others = [name for name in names if name not in ours]
+            stopped = ".lock" in names  # a first step was stopped here, and this is what it leaves behind
+            others = [name for name in names if not (stopped and name in (".lock", ".step", "versions", *KINDS))]
             if others:
                 raise UsageError(f"{self.path} holds {others[0]}, but no model: name an empty directory or a new one")
         elif self.path.exists() and not self.exists:
@@ -90,14 +90,17 @@ class ModelDir:
 
     def config(self) -> dict[str, Any]:
         self.check()
-        found = read_json(self._config)
+        return self._read_config(self._config, "restore it from versions/")
+
+    def _read_config(self, file: Path, cure: str) -> dict[str, Any]:
+        found = read_json(file, cure)
         if not isinstance(found, dict) or not isinstance(found.get("format"), int):
-            raise RunError(f"{self._config} is not a model's: restore it from versions/")
+            raise RunError(f"{file} is not a model's: {cure}")
         if found["format"] > FORMAT:
             raise RunError(f"{self.path} was written by a newer equipoise (format {found['format']}): update yours")
         for name, kind in KEYS.items():
             if not isinstance(found.get(name), kind):
-                raise RunError(f"{self._config} is damaged ('{name}' is missing or wrong): restore it from versions/")
+                raise RunError(f"{file} is damaged ('{name}' is missing or wrong): {cure}")
         return found
 
     def version(self, config: dict[str, Any]) -> Path:
@@ -250,6 +253,8 @@ class ModelDir:
             undone = self.steps()[-1]
         except RunError:  # a damaged version is one more reason to go back
             undone = {"step": "?", "kind": "learn", "classes": [], "extended": []}
+        self.load_version(before)  # what cannot be gone back to is not worth losing this one
+        self.images_of(before)
         write_json(self._config, before)
         self.abandon()
         self._mend()
@@ -263,11 +268,8 @@ class ModelDir:
     def abandon(self) -> None:
         shutil.rmtree(self.pending, ignore_errors=True)
 
-    def chain(self) -> list[dict[str, Any]]:
-        """The configurations of all versions, the current one first."""
-        return self.chain_of(self.config())
-
     def chain_of(self, config: dict[str, Any]) -> list[dict[str, Any]]:
+        """The configurations of a version and of all before it."""
         configs = [config]
         while (before := self._before(configs[-1])) is not None and before not in configs:
             configs.append(before)
@@ -275,32 +277,39 @@ class ModelDir:
 
     def _before(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """The configuration of the version before; a plain copy may have left it behind."""
-        file = self.path / "versions" / str(config["previous"]) / "config.json"
-        return read_json(file) if file.is_file() else None
+        folder = self.path / "versions" / str(config["previous"])
+        return self._read_config(folder / "config.json", "restore it from a copy") if folder.is_dir() else None
 
     def _mend(self) -> None:
         """Make everything beside config.json what it should be: links, card, and nothing that no version names."""
         for file in self.path.rglob(".*.tmp"):
-            file.unlink(missing_ok=True)  # a killed writer's; we hold the lock
-        chain = self.chain()
-        wanted = {config["version"] for config in chain}
+            with suppress(OSError):
+                file.unlink()  # a killed writer's; we hold the lock
+        config = self.config()
+        # What fails here, fails after a change has been committed, and is tried again before the next one. Where a
+        # version is damaged nothing is thrown away, and `undo` can still go back.
+        with suppress(RunError, OSError):
+            self._show(config)
+            chain = self.chain_of(config)
+            self._remove_all_but({config["version"] for config in chain}, self._named(chain))
+
+    def _show(self, config: dict[str, Any]) -> None:
+        """What lies at the top for people and for tools: links to the current version, and the card."""
+        folder = self.version(config)
+        if folder != self.path:
+            for name in LINKED:
+                _link(folder / name, self.path / name)
+        text = card.render(self.path, config, self.steps_of(config), self.images_of(config))
+        _write_if_changed(self.path / "README.md", text.encode(errors="surrogateescape"))
+
+    def _remove_all_but(self, versions: set[str], images: set[tuple[str, str, str]]) -> None:
         for version in _children(self.path / "versions"):
-            if version.name not in wanted:
+            if version.name not in versions:
                 shutil.rmtree(version, ignore_errors=True)
-        try:
-            named = self._named(chain)
-            folder = self.version(chain[0])
-            if folder != self.path:
-                for name in LINKED:
-                    _link(folder / name, self.path / name)
-            facts = self.steps_of(chain[0]), self.images_of(chain[0])
-        except (RunError, OSError):
-            return  # damaged: nothing is thrown away, and `undo` can still go back
-        write_if_changed(self.path / "README.md", card.render(self.path, chain[0], *facts))
         for kind in KINDS:
             for folder in _children(self.path / kind):
                 for file in _children(folder):
-                    if (kind, folder.name.casefold(), file.stem) not in named:
+                    if file.is_file() and (kind, folder.name.casefold(), file.stem) not in images:
                         file.unlink()
                 with suppress(OSError):
                     folder.rmdir()  # only if nothing is left in it
@@ -344,6 +353,6 @@ def _link(source: Path, target: Path) -> None:
     temporary.replace(target)
 
 
-def write_if_changed(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
-        write_text(path, text)
+def _write_if_changed(path: Path, data: bytes) -> None:
+    if not path.exists() or path.read_bytes() != data:
+        write_bytes(path, data)

@@ -139,12 +139,17 @@ def in_order(work: Callable[[T], R], things: Iterable[T], ahead: int = 256) -> I
             yield waiting.popleft().result()
 
 
-def decode(source: str | BinaryIO, size: int, draw: Sequence[float] | None = None, margin: float = 1.0) -> np.ndarray:
-    """One file as size × size × 3 uint8: a random resized crop if ``draw`` is given, else the centre.
+def decode(
+    source: str | BinaryIO | Image.Image, size: int, draw: Sequence[float] | None = None, margin: float = 1.0
+) -> np.ndarray:
+    """One picture as size × size × 3 uint8: a random resized crop if ``draw`` is given, else the centre.
 
     The centre is the largest square in the middle, its edge divided by ``margin`` (ImageNet's custom: 256/224).
     """
     try:
+        if isinstance(source, Image.Image):
+            source.load()  # one that is not loaded would be made smaller, and it is its owner's
+            return np.array(square(source, size, draw, margin))
         with Image.open(source) as file:
             return np.array(square(file, size, draw, margin))  # a copy: torch wants arrays it may write to
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -154,6 +159,8 @@ def decode(source: str | BinaryIO, size: int, draw: Sequence[float] | None = Non
 
 def square(picture: Image.Image, size: int, draw: Sequence[float] | None = None, margin: float = 1.0) -> Image.Image:
     """A picture of any mode as size × size RGB, upright, what is transparent made white."""
+    if picture.format == "TIFF":
+        picture.load()  # which sets it upright, and forgets how it was held
     box = _centre(picture.size, margin) if draw is None else _random_box(picture.size, draw)
     # JPEG decodes to a half, quarter or eighth when the crop stays at least as large as asked for
     scale = min(box[2] - box[0], box[3] - box[1]) / size
@@ -184,6 +191,8 @@ TURNS = {
 def _rgb(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I;16"):  # convert() would clip 16 bits to white instead of scaling them
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):  # convert() would clip them, too, and nobody knows which value is white
+        raise ValueError("its pixels have 32 bits: save it with 8 or 16")
     if picture.has_transparency_data:  # what lies behind a transparent pixel is arbitrary, often black
         seen = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")

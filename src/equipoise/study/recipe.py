@@ -187,7 +187,7 @@ def resolve(
         method=method,
         recipe=recipe,
         seed=seed,
-        data=sources.options(dataset) | merged["data"],
+        data=sources.settle(dataset, merged["data"]),
         stream=build(StreamSettings, merged["stream"], "stream"),
         memory=_init_values(memory),
         net=net,

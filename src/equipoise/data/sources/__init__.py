@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -57,8 +57,8 @@ def options(name: str) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters}
 
 
-def load(name: str, root: str | Path | None = None, **given: Any) -> Dataset:
-    """The data set ``name``, found under ``root`` (else under ``EQUIPOISE_DATA``, else in the user's cache)."""
+def settle(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a data set: those that are given, which must be of the right kind, and defaults."""
     known = options(name)
     for option, value in given.items():
         if option not in known:
@@ -66,7 +66,12 @@ def load(name: str, root: str | Path | None = None, **given: Any) -> Dataset:
         default = known[option]
         if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
             raise UsageError(f"data.{option} is {value!r}, but it takes a {type(default).__name__}, as {default!r}")
-    return _function(name)(data_root(name, root), **given)
+    return known | dict(given)
+
+
+def load(name: str, root: str | Path | None = None, **given: Any) -> Dataset:
+    """The data set ``name``, found under ``root`` (else under ``EQUIPOISE_DATA``, else in the user's cache)."""
+    return _function(name)(data_root(name, root), **settle(name, given))
 
 
 def data_root(name: str, root: str | Path | None) -> Path | None:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import UsageError
+from equipoise.errors import RunError, UsageError
 from equipoise.files import locked, read_json, write_json
 from equipoise.signals import undisturbed
 from equipoise.study.launch.remote import Order, Remote, Share, carry_out
@@ -24,6 +24,8 @@ REQUEUES = 1000
 """How often a job may run out of time."""
 MINUTES = 240
 """A job's time unless told: longer ones wait longer, and shorter ones do no harm as long as an epoch fits in."""
+TRIES = 12
+"""How often squeue is asked before it counts as dead."""
 OURS = ("array_parallelism", "signal_delay_s")
 """What submitit makes of options, and sbatch does not know."""
 
@@ -52,6 +54,8 @@ class Slurm(Remote):
         self.pause = 5.0 if cluster == "slurm" else 0.2
         self._jobs: dict[int, Any] = {}
         self._missing: set[str] = set()
+        self._others: dict[str, str] | None = None
+        """Jobs of other comparisons by their place, once they are known."""
 
     def submit(self, orders: Mapping[int, Order]) -> None:
         import submitit
@@ -62,7 +66,7 @@ class Slurm(Remote):
         self._alone = ExitStack()
         self._alone.enter_context(locked(self.folder))  # another command would take our jobs for a dead one's
         known = read_json(self.record) if self.record.exists() else {}
-        queued = self._queued()
+        queued = self._surely_queued() if known else set()
         for index, order in orders.items():  # of a command that was killed: its jobs live on
             id_ = known.get(str(order.job.directory))
             if id_ in queued:
@@ -101,7 +105,8 @@ class Slurm(Remote):
 
     def ended(self) -> Iterator[tuple[int, str | None]]:
         time.sleep(self.pause)
-        missing = {job.job_id for job in self._jobs.values()} - self._queued()
+        queued = self._queued()
+        missing = set() if queued is None else {job.job_id for job in self._jobs.values()} - queued
         for index, job in list(self._jobs.items()):
             told = job.paths.result_pickle.exists()
             if (told and job.done()) or job.job_id in missing & self._missing:  # a shared file system may be late
@@ -120,15 +125,22 @@ class Slurm(Remote):
                 pass
         return f"the job {job.job_id} ended unexpectedly: its last words are in {job.paths.stderr}"
 
-    def _queued(self) -> set[str]:
-        """The ids of jobs that wait or run."""
+    def _queued(self) -> set[str] | None:
+        """The ids of jobs that wait or run; None if the controller is too busy to tell."""
         if self.cluster != "slurm":
             return {job.job_id for job in self._jobs.values() if not job.done()}
         command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
-        if asked.returncode:  # the controller is busy: next time, then
-            return {job.job_id for job in self._jobs.values()}
-        return set(asked.stdout.split())
+        return None if asked.returncode else set(asked.stdout.split())
+
+    def _surely_queued(self) -> set[str]:
+        """The same, after some patience: jobs that nobody knows of would be handed out twice."""
+        for _ in range(TRIES):
+            queued = self._queued()
+            if queued is not None:
+                return queued
+            time.sleep(self.pause)
+        raise RunError("squeue does not answer: see that SLURM is well, and give the same command again")
 
     def stop(self) -> None:
         if not hasattr(self, "_alone"):
@@ -137,9 +149,9 @@ class Slurm(Remote):
             self._cancel()
 
     def _cancel(self) -> None:
-        if getattr(self, "_others", None):
+        if self._others:
             write_json(self.record, self._others)
-        else:
+        elif self._others is not None:
             self.record.unlink(missing_ok=True)
         for job in self._jobs.values():
             job.cancel(check=False)
