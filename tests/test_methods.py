@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -256,6 +256,23 @@ def test_without_a_memory_there_is_nothing_to_balance(name: str) -> None:
     head = method.head.weight.detach().clone()
     method.end(fit.step, fit)
     assert torch.equal(method.head.weight, head)
+
+
+@pytest.mark.parametrize(("name", "lr"), [("der", 0.1), ("podnet", 0.05)])
+def test_a_head_is_tuned_with_the_learning_rate_that_is_asked_for(name: str, lr: float) -> None:
+    learned = Learned(name)
+    fit = learned.second
+    fit.schedule = replace(fit.schedule, optimizer="muon", head_lr=3.0, divide_lr=True)
+    rates: list[float] = []
+
+    def spy(self: Fit, images: Images, loss: Any, schedule: Schedule, parameters: Any, *rest: Any, **more: Any) -> None:
+        (group,) = schedule.for_step(2).make_optimizer(parameters).param_groups
+        rates.append(schedule.for_step(2).lr_at(0) * group.get("lr_factor", 1.0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fit, "__call__", spy)
+        learned.method.end(fit.step, fit)
+    assert rates == [pytest.approx(lr)]
 
 
 def test_bic_fits_its_pair_on_images_never_trained_on_and_moves_only_new_scores() -> None:
@@ -679,8 +696,13 @@ def test_simple_nem_trains_once_and_then_only_averages() -> None:
     assert method.predict(x).shape == (8, 5)
 
 
-def test_replay_is_ce() -> None:
-    assert registry()["replay"] == registry()["ce"]
+def test_replay_is_cross_entropy_and_no_more() -> None:
+    learned = Learned("replay")
+    x, y = learned.batch(MIXED)
+    scores, _ = learned.scores(x)
+    assert learned.method.loss(x, y).item() == pytest.approx(cross_entropy(scores, y), rel=1e-4)
+    assert (learned.before.head.weight < 0).any()  # nothing is clipped
+    assert torch.equal(learned.method.head.weight[:OLD], learned.before.head.weight)  # and nothing is drawn anew
 
 
 # ---- the contract

@@ -187,7 +187,7 @@ def test_two_processes_do_what_one_does() -> None:
 @pytest.mark.slow
 def test_every_method_agrees_across_processes() -> None:
     """Bit-equal weights and memory after every step, and the judgement of one process: the contract of each method."""
-    alike = ("replay", "ce", "ce+wa", "ce+kd")  # wa with parts of it left out
+    alike = ("ce", "ce+wa", "ce+kd")  # wa with parts of it left out
     check_together([Trial(name, {}) for name in registry() if name not in alike])
 
 

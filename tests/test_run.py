@@ -24,7 +24,7 @@ from equipoise.learn.nets import SmallNet
 from equipoise.methods import registry
 from equipoise.study.experiment import Result
 from equipoise.study.progress import Reporter
-from equipoise.study.recipe import read_recipe, recipe_names, resolve
+from equipoise.study.recipe import Settings, read_recipe, recipe_names, resolve
 from equipoise.study.run import run
 from equipoise.study.rundir import RunDir
 from tests.conftest import Quick, interruptible
@@ -513,3 +513,12 @@ def test_a_recipe_can_be_like_another_but_for_what_it_says(tmp_path: Path) -> No
     other.write_text(f'like = "{mine}"')
     with pytest.raises(UsageError, match="is like itself"):
         resolve("glyphs", "wa", str(mine))
+
+
+@pytest.mark.parametrize("section", ["fields", "memory", "train"])
+def test_settings_that_are_newer_than_a_run_are_at_their_defaults(section: str) -> None:
+    settings = resolve("digits", "wa")
+    old = settings.identity()
+    old[section] = dict(list(old[section].items())[:1])
+    found = Settings.of(old).identity()
+    assert list(found[section]) == list(settings.identity()[section])

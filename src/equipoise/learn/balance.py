@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,12 +22,16 @@ def balanced(fit: Fit) -> Images | None:
     quota = fit.memory.quota(fit.step.old)
     if not fit.step.old or old is None or not quota:
         return None
-    new = fit.memory.choose(fit.step.images, quota, fit.features, fit.key)
+    with fit.choosing():
+        new = fit.memory.choose(fit.step.images, quota, fit.features, fit.key)
     return join([old, *new.values()])
 
 
 def tune_head(fit: Fit, loss: Callable[[Tensor, Tensor], Tensor], schedule: Schedule, redraw: bool = False) -> None:
-    """Train the head's rows alone on balanced exemplars; ``loss`` takes features and labels."""
+    """Train the head's rows alone on balanced exemplars; ``loss`` takes features and labels.
+
+    The schedule's learning rate is the head's, whatever multiplies it where other weights learn beside it.
+    """
     images = balanced(fit)
     if images is None:
         return
@@ -39,4 +44,5 @@ def tune_head(fit: Fit, loss: Callable[[Tensor, Tensor], Tensor], schedule: Sche
             features = fit.method.features(x)
         return loss(features, y)
 
+    schedule = replace(schedule, head_lr=1.0, divide_lr=False)
     fit(images, on_images, schedule, [head.weight], "head", frozen=True)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -215,6 +216,12 @@ class Fit:
         assert kept is not None
         return kept
 
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Around a choice of exemplars, for which one pass over the images, without mirror images, is enough."""
+        with self.clock("herding"), without(self.method, "mirror"):
+            yield
+
     def remember(self, images: Images | None = None) -> Images | None:
         """Choose this step's exemplars, among ``images`` or all new ones, with the model as it is now.
 
@@ -222,7 +229,7 @@ class Fit:
         """
         if not self._remembered:  # features only change when something is trained
             self._remembered = True
-            with self.clock("herding"), without(self.method, "mirror"):  # for a choice, one pass is enough
+            with self.choosing():
                 self.memory.update(images or self.step.images, self.step.seen, self.features, self.key)
         return self.memory.images()
 

@@ -25,7 +25,8 @@ class EEIL(Method):
     """Distillation for each step's classes apart, noise on the gradient, then fine-tuning on balanced exemplars.
 
     Deviations: the authors' code passes over twelve versions of each image an epoch (ours over one, drawn anew), starts
-    from a longer first step, and lets the model before the tuning teach old heads too.
+    from a longer first step, lets the model before the tuning teach old heads too, and takes η / (1 + epoch)^0.55 for
+    the noise's deviation, where the text has η / (1 + t)^0.55 for its variance.
     """
 
     paper: ClassVar[str] = "Castro et al., End-to-End Incremental Learning, ECCV 2018"

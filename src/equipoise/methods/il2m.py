@@ -22,7 +22,8 @@ LEAST = 1e-6
 class IL2M(Method):
     """Plain fine-tuning with memory; old classes' scores are rectified by what they were when they were learned.
 
-    Scores are softmax probabilities: they are positive, so the paper's ratios of means have a meaning.
+    Scores are softmax probabilities: they are positive, so the paper's ratios of means have a meaning. Old
+    classes' rows of the head are kept; the authors' code draws the whole head anew in each step.
     """
 
     paper: ClassVar[str] = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"

@@ -99,8 +99,9 @@ class RPS(Method):
     """A random path through parallel modules is added every other step; modules used before stay as they are.
 
     Deviations: the best of the candidate paths is chosen on held-out training images (the released code looks at test
-    accuracy), after a short trial of each; the network is its own, by default shallower than the authors' nine
-    layers, and ``net.backbone`` does not change it.
+    accuracy), after a short trial of each; distillation is over old classes (the released code puts labels of new
+    ones among the teacher's scores); the network is its own, by default shallower than the authors' nine layers, and
+    ``net.backbone`` does not change it.
     """
 
     paper: ClassVar[str] = "Rajasegaran et al., Random Path Selection for Incremental Learning, NeurIPS 2019"
@@ -109,7 +110,7 @@ class RPS(Method):
     extra: ClassVar[str] = "parallel modules"
 
     widths: tuple[int, ...] = (16, 32, 64)
-    """Channels of each layer; where they grow, the resolution is halved."""
+    """Channels of each layer; all but those of the last width halve the resolution."""
     parallel: int = 8
     """M, modules a layer."""
     every: int = 2

@@ -27,8 +27,7 @@ class WA(Method):
         "Zhao et al., Maintaining Discrimination and Fairness in Class Incremental Learning, CVPR 2020"
     )
     abouts: ClassVar = {
-        "ce": "Cross-entropy on new images and exemplars: the paper's Variation 1, elsewhere called replay.",
-        "replay": "The usual name of ce.",
+        "ce": "Cross-entropy on new images and exemplars, the head clipped as in all of these: Variation 1.",
         "ce+wa": "Cross-entropy, then aligned weights: Variation 2.",
         "ce+kd": "Cross-entropy and distillation, no correction: Variation 3.",
         "ce+kd+wnl": "Cross-entropy and distillation with rows of unit norm all along: Variation 4.",
@@ -37,7 +36,6 @@ class WA(Method):
     variants: ClassVar = {
         "wa": {"distil": True, "correction": "align", "unit_rows": False},
         "ce": {"distil": False, "correction": "none", "unit_rows": False},
-        "replay": {"distil": False, "correction": "none", "unit_rows": False},
         "ce+wa": {"distil": False, "correction": "align", "unit_rows": False},
         "ce+kd": {"distil": True, "correction": "none", "unit_rows": False},
         "ce+kd+wnl": {"distil": True, "correction": "none", "unit_rows": True},

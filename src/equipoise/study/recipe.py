@@ -90,6 +90,8 @@ class Settings:
         precision = build(Runtime, plain.pop("runtime"), "runtime").precision
         plain["stream"] = build(StreamSettings, plain["stream"], "stream")
         plain["net"], plain["train"] = build(Net, plain["net"], "net"), build(Schedule, plain["train"], "train")
+        plain["memory"] = _init_values(build(Memory, plain["memory"], "memory"))
+        plain["fields"] = _init_values(methods.make(plain["method"], plain["fields"]))
         return Settings(**plain, runtime=dataclasses.replace(runtime or Runtime(), precision=precision))
 
 
