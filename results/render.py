@@ -121,6 +121,7 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
         "each": tops.tolist(),
         "average": average(group),
         "averages": averages.tolist(),
+        "uncorrected": float(group.values("top1_uncorrected")[:, 1:].mean()) if group.runs[0].corrects else None,
         "spread": float(averages.std(ddof=1)) if len(averages) > 1 else None,
         "paper": paper,
         "minutes": [minutes(run) for run in group.runs],
