@@ -210,11 +210,11 @@ def budgets(groups: dict[str, Group]) -> Figure:
         }
         for recipe, group in groups.items()
     ]
-    line = chart_of(rows).mark_line(point=True, color="#2a9d8f").encode(
+    line = chart_of(rows).mark_line(point=alt.OverlayMarkDef(color="#2a9d8f"), color="#2a9d8f").encode(
         x=alt.X("minutes:Q", title="minutes × cores", scale=alt.Scale(zero=True)),
         y=percent("average", "average of steps 2–5, %"),
     )  # fmt: skip
-    names = line.mark_text(dy=16, color="#333333").encode(text="recipe:N")
+    names = line.mark_text(dx=-4, dy=-10, align="right", color="#333333").encode(text="recipe:N")
     goal = alt.Chart(alt.InlineData(values=[{"average": published()["cifar100"]["averages"]["5"]["wa"]}]))
     rule = goal.mark_rule(strokeDash=[2, 3], color="#888888").encode(y="average:Q")
     words = f"Dotted: the paper ({published()['cifar100']['budget']})."
