@@ -133,7 +133,7 @@ def little(says: str, label: str, base: str = "wa") -> Callable[[Figures], Claim
     def claim(of: Figures) -> Claim:
         usual = of.average(base)
         gap = of.average(label) - usual
-        return Claim(says, abs(gap) <= LITTLE, f"{gap:+.1f} points against {base} ({usual:.1f})")
+        return Claim(says, abs(gap) <= LITTLE, f"{gap:+.1f} points against {base} ({usual:.1f})", LITTLE - abs(gap))
 
     return claim
 
@@ -176,10 +176,10 @@ CLAIMS: list[tuple[tuple[str, ...], Callable[[Figures], Claim]]] = [
 """Each with the labels that it is about."""
 
 
-def asked(groups: Mapping[str, Group]) -> list[Claim]:
-    """Every claim whose runs are all there, by the seeds that they share."""
+def asked(groups: Mapping[str, Group], seeds_of: Mapping[str, Group] | None = None) -> list[Claim]:
+    """Every claim whose runs are all there, by the seeds that they share; ``seeds_of`` tells what seeds change."""
     known, claims = Figures(groups), []
-    spread = known.spread()
+    spread = Figures(seeds_of or groups).spread()
     for labels, ask in CLAIMS:
         if set(labels) <= set(groups):
             of = known.shared(labels)

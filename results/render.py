@@ -75,7 +75,7 @@ def render(folder: Path, readme: str) -> dict[str, str]:
         "paper": published()["cifar100"],
         "claims": asked(lite | ablations),
         "long": [method_row(label, group) for label, group in long.items()],
-        "long_claims": [("four times the epochs", asked(long)), ("`cifar100-fast`", asked(fast))],
+        "long_claims": [("four times the epochs", asked(long, lite)), ("`cifar100-fast`", asked(fast, lite))],
         "little": LITTLE,
         "pictures": pictures,
         "runs": [run_row(name, run) for name, run in runs.items()],

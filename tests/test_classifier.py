@@ -95,6 +95,13 @@ def test_labels_of_any_type_come_back_as_they_were(labels: Any, tmp_path: Path) 
     assert again.predict(X).tolist() == clf.predict(X).tolist()
 
 
+def test_texts_may_come_as_objects_as_pandas_has_them() -> None:
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["cat", "dog", "fox"], dtype=object)[y]
+    clf = eq.IncrementalClassifier(epochs=2).partial_fit(X[y < 2], names[y < 2]).partial_fit(X[y == 2], names[y == 2])
+    assert clf.classes_.tolist() == ["cat", "dog", "fox"]
+
+
 def test_mixed_types_of_labels_are_refused() -> None:
     X, y = load_iris(return_X_y=True)
     clf = eq.IncrementalClassifier(epochs=1).fit(X, y)

@@ -24,7 +24,7 @@ from equipoise.errors import RunError, UsageError
 from equipoise.study.compare import compare, plan
 from equipoise.study.report import report
 from equipoise.study.report.facts import from_paper
-from equipoise.study.report.runs import read_run
+from equipoise.study.report.runs import Run, group_runs, read_run
 
 Page = Any
 NASTY = [
@@ -257,13 +257,11 @@ def test_words_norms_errors_and_costs_are_those_of_the_run(run_directory: Path) 
     said = told(run_directory, 5)
     shares = {}
     for which, wanted in (("old", range(8)), ("new", range(8, 10))):
-        per_class = []
-        for c in wanted:
-            tops = [top for label, top in zip(said["labels"], said["top1"], strict=True) if label == c]
-            per_class.append(100 * sum(top == c for top in tops) / len(tops))
-        shares[which] = sum(per_class) / len(per_class)
+        hits = [label == top for label, top in zip(said["labels"], said["top1"], strict=True) if label in wanted]
+        shares[which] = 100 * sum(hits) / len(hits)
     text = "".join(page.text)
-    assert f"{shares['old']:.1f} % for the 8 old ones and {shares['new']:.1f} % for the 2 newest" in text
+    assert f"{shares['old']:.1f} % for images of the 8 old ones" in text
+    assert f"{shares['new']:.1f} % for those of the 2 newest" in text
     assert f"brought {rows[-1]['top1'] - rows[-1]['top1_uncorrected']:+.1f} points" in text
     for row, cells in zip(rows, page.tables["norms"][1:], strict=True):
         before = told(run_directory, row["step"]).get(
@@ -316,6 +314,7 @@ def test_unreadable_runs_are_named_and_left_out(comparison: Path, tmp_path: Path
         "odd-config": lambda d: (d / "config.json").write_text("[]"),
         "no-predictions": lambda d: shutil.rmtree(d / "predictions"),
         "cut-predictions": lambda d: (d / "predictions" / "step-5.safetensors").write_bytes(b"half"),
+        "no-early-predictions": lambda d: (d / "predictions" / "step-2.safetensors").unlink(),
         "unfinished": lambda d: (d / "summary.json").unlink(),
         "odd-summary": lambda d: (d / "summary.json").write_text("{"),
         "listed-summary": lambda d: (d / "summary.json").write_text("[1]"),
@@ -369,6 +368,31 @@ def test_runs_of_different_data_are_told_apart(comparison: Path, tmp_path: Path)
     assert "wa, 2 ways on digits and other" in page.text
 
 
+def test_runs_of_different_numbers_of_steps_are_told_apart_by_all_that_differs(run_directory: Path) -> None:
+    def run(steps: int, clip: bool) -> Run:
+        settings = {
+            "dataset": "digits",
+            "method": "wa",
+            "seed": 0,
+            "fields": {"clip": clip},
+            "stream": {"steps": steps},
+        }
+        return Run(run_directory, {"settings": settings}, [{}] * steps, None)
+
+    groups = group_runs([run(5, True), run(5, False), run(9, True)])
+    assert [group.label for group in groups] == ["wa, 5 steps", "wa, 5 steps, method.clip = false", "wa, 9 steps"]
+
+
+@pytest.mark.parametrize("method", ["il2m", "wa"])
+def test_the_norms_that_are_drawn_are_those_that_are_told(method: str, tmp_path: Path) -> None:
+    equipoise.run("digits", method=method, steps=2, out=tmp_path / "run", overrides={"train": {"epochs": 1}})
+    run = read_run(tmp_path / "run")
+    norms = run.said(2)[1].norms
+    assert norms is not None
+    assert run.rows[1]["norms_old"] == pytest.approx(norms[:5].mean(), rel=1e-5)
+    assert run.rows[1]["norms_new"] == pytest.approx(norms[5:].mean(), rel=1e-5)
+
+
 def test_a_run_under_way_has_a_page_that_says_so(run_directory: Path, tmp_path: Path) -> None:
     shutil.copytree(run_directory, tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
@@ -410,6 +434,15 @@ def test_the_papers_figures_stand_only_beside_the_same_protocol(run_directory: P
     assert paper(memory={"size": 1000, "per": "total"}) is None
     assert paper(memory={"size": 2000, "per": "class"}) is None
     assert paper(method="der") is None
+    assert paper(memory={"size": 2000, "per": "total", "selection": "random"}) is None
+    assert paper(stream={**config["settings"]["stream"], "validation": 50}) is None
+    for field, value, told in (
+        ("clip", False, False),
+        ("bias", True, False),
+        ("norm", 2, True),
+        ("redraw", False, True),
+    ):
+        assert (paper(fields={**config["settings"]["fields"], field: value}) is not None) == told
     paper()
     report(directory)
     assert "paper 66.6" in "".join(read_page(directory).text)
@@ -555,6 +588,12 @@ def test_the_comparison_in_a_browser(comparison: Path, open_page: Open) -> None:
         float(text.split("±")[0].split()[0]) for text in page.locator("#methods td:nth-child(2)").all_inner_texts()
     ]
     assert lasts == sorted(lasts, reverse=True)
+    page.evaluate(
+        "[9, 65, 6000].forEach((s, i) => document.querySelectorAll('#methods td:nth-child(7)')[i].dataset.value = s)"
+    )
+    page.click("#methods th:nth-child(7) button")
+    times = page.locator("#methods td:nth-child(7)").evaluate_all("cells => cells.map(cell => cell.dataset.value)")
+    assert times == ["6000", "65", "9"]
     for link in page.locator("#methods a").all():
         address = link.evaluate("a => a.href")  # as the browser would ask for it
         assert Path(unquote(urlsplit(address).path)).exists()

@@ -107,6 +107,14 @@ def test_a_difference_that_seeds_make_too_is_called_chance() -> None:
     assert claim.verdict == "**not held**"
 
 
+def test_one_seed_has_the_chance_of_the_methods_with_several() -> None:
+    several = {"wa": group("wa", [0, 60.0], [0, 61.0], [0, 62.0])}
+    one = {"wa": group("wa", [0, 70.0]), "bic": group("bic", [0, 69.5])}
+    assert [claim.verdict for claim in asked(one, several)] == ["held, within chance"]
+    assert [claim.verdict for claim in asked(several | {"bias": group("bias", [0, 60.8])})] == ["held, within chance"]
+    assert [claim.verdict for claim in asked(several | {"bias": group("bias", [0, 70.0])})] == ["**not held**"]
+
+
 def test_what_is_kept_of_a_run_is_small_and_names_no_place(tmp_path: Path) -> None:
     out, place = tmp_path / "secret-place", tmp_path / "kept"
     run("digits", method="wa", steps=2, seed=0, out=out, overrides={"train": {"epochs": 1}})

@@ -96,8 +96,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         names, places = np.unique(labels, return_inverse=True)
         images = Images.of(pixels, torch.from_numpy(places.reshape(-1)))
         arrival = {plain(name): images.select(images.labels == place) for place, name in enumerate(names)}
-        known = np.array(model.classes) if model.classes else names
-        classes = _sorted_union(known, names)
+        new = np.array(list(arrival))  # as a model keeps them: texts of an object array are texts
+        classes = _sorted_union(np.array(model.classes) if model.classes else new, new)
         train = dict((self.settings or {}).get("train", {}))
         if self.epochs != "auto":
             train["epochs"] = self.epochs

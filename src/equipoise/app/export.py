@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equipoise.app.model import Model
 from equipoise.errors import UsageError
 from equipoise.files import write_bytes
+from equipoise.learn.nets import without
 
 NEEDED = "ONNX needs the extra 'onnx': pip install 'equipoise[onnx]'"
 
@@ -50,7 +51,8 @@ def export_onnx(model: Model, out: Path) -> str:
     channels, height, width = model.shape
     whole = Whole(model).eval()
     example = torch.zeros(2, channels) if whole.features else torch.zeros(2, height, width, channels, dtype=torch.uint8)
-    proto = _trace(whole, example)
+    with without(whole, "bf16"):  # it is for any machine
+        proto = _trace(whole, example)
     for key, value in metadata(model).items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value

@@ -53,8 +53,8 @@ class Backbone(nn.Module):
         return self.pool(last)
 
     def precision(self, x: Tensor) -> AbstractContextManager[None]:
-        """What computing happens in; an exported network is for any machine, so it has 32 bits."""
-        if self.bf16 and not torch.compiler.is_exporting():
+        """What computing happens in."""
+        if self.bf16:
             return torch.autocast(x.device.type, torch.bfloat16)
         return nullcontext()
 

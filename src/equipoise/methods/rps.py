@@ -59,8 +59,8 @@ class PathNet(Backbone):
 
     def compute(self, x: Tensor) -> list[Tensor]:
         stages = []
-        # an exporter sees no values of tensors, so it is told what was true when eval() was called
-        active = self.active if torch.compiler.is_exporting() else self.in_use()
+        # a compiler sees no values of tensors, so it is told what was true when train() or eval() was called
+        active = self.active if torch.compiler.is_compiling() else self.in_use()
         for layer, (first, *others) in zip(self.layers, active, strict=True):
             assert isinstance(layer, nn.ModuleList)
             total = layer[first](x)

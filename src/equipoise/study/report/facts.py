@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -67,6 +68,13 @@ def published() -> dict[str, Any]:
     return tomllib.loads((resources.files(__package__) / "paper.toml").read_text(encoding="utf-8"))
 
 
+def _as_published(settings: Mapping[str, Any]) -> bool:
+    """Whether all choices are the paper's own; for norm and redraw its text and its code have different ones."""
+    fields, chosen = settings["fields"], settings["memory"].get("selection", "herding")
+    judged_by_tests = not settings["stream"].get("validation")
+    return judged_by_tests and chosen == "herding" and fields.get("clip", True) and not fields.get("bias", False)
+
+
 def from_paper(run: Run) -> Paper | None:
     """What the paper reports of this method under the same protocol, if it does."""
     settings = run.settings
@@ -76,7 +84,7 @@ def from_paper(run: Run) -> Paper | None:
         return None
     if run.method == "joint":
         return Paper(table["figure"], table["budget"], None, None, table["joint"])
-    if memory["size"] != table["memory"] or memory["per"] != "total":
+    if memory["size"] != table["memory"] or memory["per"] != "total" or not _as_published(settings):
         return None
     steps = str(run.planned)
     curve = table.get("curves", {}).get(steps, {}).get(run.method)

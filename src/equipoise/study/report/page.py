@@ -130,10 +130,15 @@ def verdict(run: Run) -> str:
     old = last["seen"] - last["new"]
     if not old:
         return f"It has learned {last['seen']} classes and tells them right {last['top1']:.1f} % of the time."
+    labels = run.said(len(run.rows))[0].labels
+    olds = int((labels < old).sum())
+    right_old, right_new = (
+        100 * (1 - e / max(n, 1)) for e, n in ((last["e_o"], olds), (last["e_n"], len(labels) - olds))
+    )
     said = (
         f"It has learned {last['seen']} classes in {len(run.rows)} steps and tells them right {last['top1']:.1f} % of "
-        f"the time: {_mean(last['per_class'][:old]):.1f} % for the {old} old ones and "
-        f"{_mean(last['per_class'][old:]):.1f} % for the {last['new']} newest."
+        f"the time: {right_old:.1f} % for images of the {old} old ones and {right_new:.1f} % for those of the "
+        f"{last['new']} newest."
     )
     gain = last["top1"] - last["top1_uncorrected"]
     if run.corrects:
@@ -203,7 +208,14 @@ def _group_row(group: Group, root: Path) -> dict[str, Any]:
         for run in group.runs
     ]
     seconds = float(group.values("seconds").sum(1).mean())
-    return {"label": group.label, "n": len(group.runs), "cells": cells, "pages": pages, "time": duration(seconds)}
+    return {
+        "label": group.label,
+        "n": len(group.runs),
+        "cells": cells,
+        "pages": pages,
+        "time": duration(seconds),
+        "seconds": seconds,
+    }
 
 
 # ---- what is drawn from files

@@ -85,8 +85,8 @@ class Run:
 
     @property
     def norm(self) -> int:
-        """The norm that the method aligns by."""
-        return int(self.settings.get("fields", {}).get("norm", 2))
+        """The norm that the method aligns by; metrics.jsonl has norm 1 of methods that align by none."""
+        return int(self.settings.get("fields", {}).get("norm", 1))
 
     def said(self, step: int) -> tuple[Said, Said]:
         """What was said after ``step``, after and before the correction (the same where there was none)."""
@@ -125,7 +125,8 @@ def read_run(directory: Path) -> Run:
         if [row["step"] for row in rows] != list(range(1, len(rows) + 1)) or not rows:
             raise RunError("metrics.jsonl lacks lines")
         _ = run.method, run.settings["dataset"], run.settings["seed"], [row["top1"] for row in rows], run.names
-        run.said(len(rows))
+        for row in rows:
+            run.said(row["step"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"it is damaged ({type(error).__name__}: {error})") from error
     return run
@@ -206,7 +207,8 @@ def _label(run: Run, all_runs: Sequence[Run]) -> str:
     same_data = [other for other in all_runs if other.settings["dataset"] == run.settings["dataset"]]
     alike = [other for other in same_data if other.method == run.method]
     if len({len(other.rows) for other in alike}) > 1:
-        return f"{name}, {len(run.rows)} step{'s' if len(run.rows) > 1 else ''}"
+        name = f"{name}, {len(run.rows)} step{'s' if len(run.rows) > 1 else ''}"
+        alike = [other for other in alike if len(other.rows) == len(run.rows)]
     mine, first = flat_settings(run.settings), flat_settings(alike[0].settings)
     differs = [f"{name} = {value}" for name, value in mine.items() if name != "seed" and first.get(name) != value]
     return ", ".join([name, *differs])

@@ -35,7 +35,7 @@ function listWorst(matrix, label) {
   panel.hidden = false;
 }
 function value(row, column, kind) {
-  const text = row.cells[column].textContent.trim();
+  const cell = row.cells[column], text = cell.dataset.value ?? cell.textContent.trim();
   if (kind === "text") return text.toLowerCase();
   const number = parseFloat(text.replace("−", "-"));
   return Number.isNaN(number) ? -Infinity : number;
