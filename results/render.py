@@ -13,7 +13,7 @@ import altair as alt
 import jinja2
 import numpy as np
 from claims import LITTLE, asked, confused
-from plan import ABLATIONS, FAMILY, LONG, LONGER, OTHERS, RUNS
+from plan import ABLATIONS, FAMILY, LONG, LONGER, OTHERS, REDRAWN, RUNS
 
 from equipoise.files import read_json
 from equipoise.study.report.comparison_charts import curves, last_errors
@@ -47,6 +47,9 @@ def render(folder: Path, readme: str) -> dict[str, str]:
     ablations = {name: Group(name, [runs[f"lite/wa-{name}-0"]]) for name in ABLATIONS if f"lite/wa-{name}-0" in runs}
     long = {method: group for method in LONG if (group := group_of(runs, method, "long"))}
     longer = [(recipe, group) for recipe, method, _ in LONGER if (group := group_of(runs, method, recipe))]
+    redrawn = {method: group for method in REDRAWN if (group := group_of(runs, method, "redraw"))}
+    if "redraw/wa-norm-1-0" in runs:
+        redrawn["norm-1"] = Group("norm-1", [runs["redraw/wa-norm-1-0"]])
     fast = {group.label: group for recipe, group in longer if recipe == "fast"}
     firsts = {label: group.runs[0] for label, group in lite.items()}
     family = [Group(label, [firsts[label]]) for label in FAMILY if label in firsts]
@@ -75,7 +78,11 @@ def render(folder: Path, readme: str) -> dict[str, str]:
         "paper": published()["cifar100"],
         "claims": asked(lite | ablations),
         "long": [method_row(label, group) for label, group in long.items()],
-        "long_claims": [("four times the epochs", asked(long, lite)), ("`cifar100-fast`", asked(fast, lite))],
+        "asked_again": [
+            ("four times the epochs", asked(long, lite)),
+            ("`cifar100-fast`", asked(fast, lite)),
+            ("head drawn anew", asked(redrawn, lite)),
+        ],
         "little": LITTLE,
         "pictures": pictures,
         "runs": [run_row(name, run) for name, run in runs.items()],
