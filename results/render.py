@@ -84,6 +84,8 @@ def render(folder: Path, readme: str) -> dict[str, str]:
             ("head drawn anew", asked(redrawn, lite)),
         ],
         "little": LITTLE,
+        "last": {name: run.rows[-1] for name, run in runs.items()},
+        "average": {name: average(Group(name, [run])) for name, run in runs.items()},
         "pictures": pictures,
         "runs": [run_row(name, run) for name, run in runs.items()],
         "missing": [name for name in RUNS if name not in runs],
