@@ -12,10 +12,11 @@ from typing import Any, cast
 import altair as alt
 import jinja2
 import numpy as np
-from claims import LITTLE, asked, confused
+from claims import LITTLE, Figures, asked, confused
 from plan import ABLATIONS, FAMILY, LONG, LONGER, OTHERS, REDRAWN, RUNS
 
 from equipoise.files import read_json
+from equipoise.learn.nets import Architecture
 from equipoise.study.report.comparison_charts import curves, last_errors
 from equipoise.study.report.export import picture
 from equipoise.study.report.facts import confusion, from_paper, published
@@ -84,6 +85,9 @@ def render(folder: Path, readme: str) -> dict[str, str]:
             ("head drawn anew", asked(redrawn, lite)),
         ],
         "little": LITTLE,
+        "of": Figures(lite).last,
+        "weights": {name: weights(name) for name in ("fast", "fast-wide", "resnet32")},
+        "recipe": runs["lite/wa-0"].settings["train"] if "lite/wa-0" in runs else None,
         "last": {name: run.rows[-1] for name, run in runs.items()},
         "average": {name: average(Group(name, [run])) for name, run in runs.items()},
         "pictures": pictures,
@@ -137,6 +141,7 @@ def method_row(label: str, group: Group) -> dict[str, Any]:
         "backbone": group.runs[0].settings["net"]["backbone"],
         "precisions": [PRECISIONS[run.settings["runtime"]["precision"]] for run in group.runs],
         "epochs": group.runs[0].settings["train"]["epochs"],
+        "first_epochs": group.runs[0].settings["train"]["first_epochs"],
     }
 
 
@@ -174,6 +179,11 @@ def run_row(name: str, run: Run) -> dict[str, Any]:
 
 def minutes(run: Run) -> float:
     return float(sum(row["seconds"] for row in run.rows)) / 60
+
+
+def weights(backbone: str) -> str:
+    """Millions of weights of a network for CIFAR's images."""
+    return f"{sum(p.numel() for p in Architecture(backbone, (3, 32, 32))().parameters()) / 1e6:.1f}"
 
 
 def software(runs: Iterable[Run]) -> list[str]:

@@ -80,7 +80,7 @@ def test_claims_are_held_by_their_figures_alone() -> None:
     assert all(told.values())  # the paper's own figures
     groups["ce+kd"] = group("ce+kd", [83.5, 54.0], e_oo=1400, e_on=4000, norms_old=1.6, norms_new=1.5)
     wrong = {says for says, held in ask(*groups.values()).items() if not held}
-    assert {says[:8] for says in wrong} == {"Distilla", "… yet no", "After tr", "CE+KD ≥ "}
+    assert {says[:8] for says in wrong} == {"With dis", "… yet no", "After tr", "CE+KD ≥ "}
     groups["wa"] = group("wa", [99.0, 60.0])  # the first step does not count
     assert not ask(*groups.values())["WA > CE+WA"]
     assert ask(group("wa", [0, 60.0]), group("bias", [0, 60.9])) == {"A bias in the head matters little": True}
