@@ -169,7 +169,7 @@ def run_row(name: str, run: Run) -> dict[str, Any]:
     return {
         "name": name,
         "command": f"equipoise run cifar100 --data-root DIR {' '.join(RUNS[name])}",
-        "average": float(np.mean([row["top1"] for row in run.rows[1:]])),
+        "average": average(Group(name, [run])),
         "last": run.rows[-1]["top1"],
         "minutes": minutes(run),
         "machine": f"{run.config['machine']['cores']} of {run.config['machine'].get('cpu', 'an unknown processor')}",

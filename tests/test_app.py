@@ -700,7 +700,7 @@ def test_what_a_model_cannot_change_is_refused(options: Any, message: str, model
 @pytest.mark.parametrize(
     ("section", "name", "value", "message"),
     [
-        ("data", "size", "128px", "data.size is '128px', but it takes a int"),
+        ("data", "size", "128px", "data.size is '128px', but it takes a whole number"),
         ("data", "siez", 128, "siez"),
         ("data", "test_share", 0.5, "data.test_share is for experiments, and does nothing"),
         ("net", "backbone", 5, "backbone"),

@@ -435,7 +435,9 @@ def test_the_papers_figures_stand_only_beside_the_same_protocol(run_directory: P
     assert paper(memory={"size": 2000, "per": "class"}) is None
     assert paper(method="der") is None
     assert paper(memory={"size": 2000, "per": "total", "selection": "random"}) is None
-    assert paper(stream={**config["settings"]["stream"], "validation": 50}) is None
+    assert paper(method="joint").last == 70.1
+    for method in ("wa", "joint"):
+        assert paper(method=method, stream={**config["settings"]["stream"], "validation": 50}) is None
     for field, value, told in (
         ("clip", False, False),
         ("bias", True, False),

@@ -26,11 +26,11 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     for name in values:
         if name not in fields:
             raise unknown(f"setting in [{where}] named", name, fields)
-    checked = {name: _fit(value, hints[name], f"{where}.{name}") for name, value in values.items()}
+    checked = {name: fitted(value, hints[name], f"{where}.{name}") for name, value in values.items()}
     return cls(**checked)
 
 
-def _fit(value: Any, hint: Any, where: str) -> Any:
+def fitted(value: Any, hint: Any, where: str) -> Any:
     """``value`` as ``hint`` wants it: lists become tuples, whole numbers pass for floats; anything else is refused."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -43,11 +43,11 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     elif origin in (Union, types.UnionType):
         for option in args:
             try:
-                return _fit(value, option, where)
+                return fitted(value, option, where)
             except UsageError:
                 continue
     elif origin is tuple:  # a lone value is a list of one, as on the command line
-        return tuple(_fit(item, args[0], where) for item in (value if isinstance(value, list | tuple) else [value]))
+        return tuple(fitted(item, args[0], where) for item in (value if isinstance(value, list | tuple) else [value]))
     elif origin is dict and isinstance(value, dict):
         return value
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):

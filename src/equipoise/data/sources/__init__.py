@@ -12,6 +12,7 @@ from typing import Any
 
 from equipoise.data.dataset import Dataset
 from equipoise.errors import DataError, UsageError, unknown
+from equipoise.settings import fitted
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,10 @@ def options(name: str) -> dict[str, Any]:
 def settle(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a data set: those that are given, which must be of the right kind, and defaults."""
     known = options(name)
-    for option, value in given.items():
+    for option in given:
         if option not in known:
             raise unknown(f"option of the dataset {name} named", option, known)
-        default = known[option]
-        if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
-            raise UsageError(f"data.{option} is {value!r}, but it takes a {type(default).__name__}, as {default!r}")
-    return known | dict(given)
+    return known | {option: fitted(value, type(known[option]), f"data.{option}") for option, value in given.items()}
 
 
 def load(name: str, root: str | Path | None = None, **given: Any) -> Dataset:

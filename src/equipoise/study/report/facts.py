@@ -71,8 +71,7 @@ def published() -> dict[str, Any]:
 def _as_published(settings: Mapping[str, Any]) -> bool:
     """Whether all choices are the paper's own; for norm and redraw its text and its code have different ones."""
     fields, chosen = settings["fields"], settings["memory"].get("selection", "herding")
-    judged_by_tests = not settings["stream"].get("validation")
-    return judged_by_tests and chosen == "herding" and fields.get("clip", True) and not fields.get("bias", False)
+    return chosen == "herding" and fields.get("clip", True) and not fields.get("bias", False)
 
 
 def from_paper(run: Run) -> Paper | None:
@@ -80,7 +79,10 @@ def from_paper(run: Run) -> Paper | None:
     settings = run.settings
     table = published().get(settings["dataset"])
     memory = settings["memory"]
-    if table is None or settings["stream"]["classes"] or len(set(run.config.get("sizes") or [1, 2])) != 1:
+    stream, equal = settings["stream"], len(set(run.config.get("sizes") or [1, 2])) == 1
+    if (
+        table is None or stream["classes"] or stream.get("validation") or not equal
+    ):  # validation: judged by other images
         return None
     if run.method == "joint":
         return Paper(table["figure"], table["budget"], None, None, table["joint"])
