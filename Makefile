@@ -1,20 +1,31 @@
 # From a bare clone with Python 3.11 or newer and pip:
-#   make run    learn 90 glyphs in five steps, with and without Weight Aligning, and compare
-#   make test   prove the code
-#   make bench  measure it, in ratios of one run
-#   make results  write docs/results.md from the runs in results/
+#   make run       learn 90 glyphs in five steps, with and without Weight Aligning, and compare
+#   make test      check the code and run all tests
+#   make coverage  run all tests and print line and branch coverage
+#   make matrix    build the package and test it with every Python found, and with the oldest packages promised;
+#                  ONLY="core 3.12" runs some of it (see tools/matrix.py)
+#   make bench     measure it, in ratios of one run
+#   make results   write docs/results.md from the runs in results/
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test check format bench results clean
+.PHONY: run test coverage matrix check format bench results clean
 
 run: $(VENV)/.core
 	$(BIN)/equipoise compare glyphs --methods ce+kd,wa --seeds 0 --launcher processes --out runs/demo
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+coverage: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+	@$(BIN)/coverage json -q -o - | $(BIN)/python -c 'import json, sys; total = json.load(sys.stdin)["totals"]; \
+	  print("lines {:.1f} %, branches {:.1f} %".format(total["percent_statements_covered"], total["percent_branches_covered"]))'
+
+matrix: $(VENV)/.dev
+	$(BIN)/python tools/matrix.py $(ONLY)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -33,10 +44,10 @@ results: $(VENV)/.dev
 	$(BIN)/python results/render.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
 
-# A stamp a set of packages: a second call installs nothing, an edit of the requirements installs again.
-$(VENV)/.core: pyproject.toml constraints.txt
+# One stamp per set of packages: a second call installs nothing; when the requirements change, they are installed again.
+$(VENV)/.core: pyproject.toml constraints.txt src/equipoise/version.py
 	@echo "Setting up $(VENV) (once; PyTorch is large, this takes a minute or two)…"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "equipoise needs Python 3.11 or newer: run make with PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -48,7 +59,7 @@ $(VENV)/.dev: $(VENV)/.core
 	@$(BROWSER)
 	@touch $@
 
-# Tests open the reports in Chromium: installed where we may, else those tests are skipped and say so.
+# Tests open the reports in Chromium. It is installed where that is allowed; otherwise those tests are skipped.
 define BROWSER
 command -v chromium >/dev/null || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 \
   || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \

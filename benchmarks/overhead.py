@@ -19,8 +19,8 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
 from equipoise.data.sources.cifar100 import AUGMENT
 from equipoise.study.experiment import execute
-from equipoise.study.progress import Reporter
-from equipoise.study.recipe import resolve
+from equipoise.engine.progress import ProgressListener
+from equipoise.engine.recipes import resolve
 
 PAPER = 250
 
@@ -40,7 +40,7 @@ def main() -> None:
     }
     settings = resolve("cifar100", "wa", "cifar100-paper", 0, overrides)
     with tempfile.TemporaryDirectory() as folder:
-        rows = execute(settings, Path(folder) / "run", lambda: data, Reporter()).rows
+        rows = execute(settings, Path(folder) / "run", lambda: data, ProgressListener()).rows
     for row in rows:
         parts = row["seconds_by_part"]
         epoch = (parts["train"] + parts["teacher"]) / epochs

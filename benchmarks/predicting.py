@@ -18,7 +18,7 @@ from turns import faster, in_turns, seconds
 
 from equipoise.app.classifier import IncrementalClassifier
 from equipoise.app.model import Model
-from equipoise.app.modeldir import ModelDir
+from equipoise.app.model_dir import ModelDir
 from equipoise.app.predict import BATCH, predict, sources
 from equipoise.data.images import decode, decoders
 

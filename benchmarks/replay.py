@@ -56,12 +56,12 @@ def compare(batch: int, folder: Path) -> dict[str, object]:
         said = iter(other.stdout.readline, "")
         if not any(line.strip() == "ready" for line in said):
             raise SystemExit("Avalanche did not start: see its message above")
-        counted: list[int] = []
+        track: list[int] = []
 
         def theirs() -> float:
             print("go", file=other.stdin, flush=True)
             took, images = json.loads(next(said))
-            counted.append(images)
+            track.append(images)
             return float(took / images)
 
         kept = torch.randperm(NEW)[:KEPT]
@@ -78,7 +78,7 @@ def compare(batch: int, folder: Path) -> dict[str, object]:
         "ratio": faster(times, "ours", "avalanche"),
         "than": VERSION,
         "goal": 1.0,
-        "images": {"ours": len(images), "theirs": counted[0]},
+        "images": {"ours": len(images), "theirs": track[0]},
     }
 
 

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset  # noqa: E402
 from torchvision import transforms  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-from equipoise.learn.nets import Architecture  # noqa: E402
+from equipoise.learn.backbones.base import Architecture  # noqa: E402
 
 
 class Pictures(Dataset):

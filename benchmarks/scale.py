@@ -25,10 +25,10 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.herding import herd
 from equipoise.data.images import Images, TensorStore, join
 from equipoise.data.stream import ClassStream
-from equipoise.files import write_tensors
+from equipoise.core.files import write_tensors
 from equipoise.learn.align import align_head
 from equipoise.learn.head import Head
-from equipoise.learn.nets import Architecture
+from equipoise.learn.backbones.base import Architecture
 
 BATCH, SIZE, WIDTH = 32, 64, 512
 

@@ -20,12 +20,12 @@ from equipoise.data.images import Images
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture
+from equipoise.learn.backbones.base import Architecture
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.trainer import Fit
+from equipoise.learn.loop import Fit
 from equipoise.methods import make
-from equipoise.study.recipe import resolve
+from equipoise.engine.recipes import resolve
 
 ROUNDS, CLASSES, COUNT, SHAPE = 11, 20, 640, (3, 32, 32)
 AUGMENT = Augment((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), pad=4, flip=True)

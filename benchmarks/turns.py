@@ -22,7 +22,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def in_turns(works: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """What each work returns (its seconds), ``rounds`` times; the first round warms up and is not counted."""
+    """What each work returns (its seconds), ``rounds`` times; the first round warms up and is not track."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name in sorted(works, reverse=bool(number % 2)):  # nobody always follows the same neighbour

@@ -15,8 +15,8 @@ import numpy as np
 from claims import LITTLE, Figures, asked, confused
 from plan import ABLATIONS, FAMILY, LONG, LONGER, OTHERS, REDRAWN, RUNS
 
-from equipoise.files import read_json
-from equipoise.learn.nets import Architecture
+from equipoise.core.files import read_json
+from equipoise.learn.backbones.base import Architecture
 from equipoise.study.report.comparison_charts import curves, last_errors
 from equipoise.study.report.export import picture
 from equipoise.study.report.facts import confusion, from_paper, published

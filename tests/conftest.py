@@ -1,4 +1,4 @@
-"""What tests share. Nets are tiny and single-threaded: two xdist workers fill two cores."""
+"""Shared fixtures. Networks are tiny and single-threaded, so that two pytest-xdist workers use two cores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.cli import main
 from equipoise.data.dataset import Dataset
 from equipoise.data.sources import load
-from equipoise.study.experiment import Result
+from equipoise.study.experiment import RunResult
 from equipoise.study.run import run
 
 torch.set_num_threads(1)
@@ -23,10 +22,10 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def cifar_root() -> Path:
-    """The directory of real CIFAR-100, or a skip that says why."""
+    """Return the directory of the real CIFAR-100, or skip the test."""
     root = os.environ.get("EQUIPOISE_DATA")
     if not root:
-        pytest.skip("real CIFAR-100 is not here: set EQUIPOISE_DATA to the directory of cifar-100-python.tar.gz")
+        pytest.skip("needs the real CIFAR-100: set EQUIPOISE_DATA to the directory of cifar-100-python.tar.gz")
     return Path(root)
 
 
@@ -35,15 +34,15 @@ def digits() -> Dataset:
     return load("digits")
 
 
-Quick = Callable[..., Result]
+Quick = Callable[..., RunResult]
 
 
 @pytest.fixture
 def quick(tmp_path: Path) -> Quick:
-    """A run on digits in a second or two, into a directory of its own."""
+    """Return a function that runs an experiment on digits in a second or two, in a new directory."""
     count = 0
 
-    def go(**options: Any) -> Result:
+    def go(**options: Any) -> RunResult:
         nonlocal count
         count += 1
         options.setdefault("out", tmp_path / f"run-{count}")
@@ -54,13 +53,13 @@ def quick(tmp_path: Path) -> Quick:
 
 
 def interruptible() -> None:
-    """For ``Popen``: a suite that was started in the background may hand on an ignored SIGINT."""
+    """Reset SIGINT, for ``Popen``: a test suite in the background may pass on that it is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass
 class Ran:
-    """What a command left behind."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -69,7 +68,9 @@ class Ran:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
-    """Run a command in an empty directory."""
+    """Return a function that runs a command in an empty directory."""
+    from equipoise.cli import main  # imported late, so that other tests do not need the command line
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
 

@@ -1,4 +1,4 @@
-"""Folders of pictures for tests: tidy ones of glyphs, and one as people have them."""
+"""Folders of images for tests: tidy ones of glyphs, and one as untidy as real ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def glyphs() -> Dataset:
 
 
 def glyph_folder(root: Path, classes: Sequence[int], count: int = 16, start: int = 0, test: bool = False) -> Path:
-    """``count`` pictures of each class, in folders called A, B, C, …"""
+    """Save ``count`` images of each class in folders named A, B, C, …"""
     images = glyphs().test if test else glyphs().train
     save_folder(root, images, {c: name(c) for c in classes}, count, start)
     return root
@@ -33,6 +33,7 @@ def name(number: int) -> str:
 
 
 def save_folder(root: Path, images: Images, names: dict[int, str], count: int, start: int = 0) -> None:
+    """Save ``count`` images of each class, from ``start`` on, in folders with the given names."""
     for label, called in names.items():
         rows = (images.labels == label).nonzero().flatten()[start : start + count]
         (root / called).mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ def save_folder(root: Path, images: Images, names: dict[int, str], count: int, s
 
 
 def crops(photograph: str, count: int, seed: int) -> list[Image.Image]:
-    """Pieces of a real photograph, in many sizes."""
+    """Return parts of a real photograph in many sizes."""
     picture = Image.fromarray(load_sample_image(photograph))
     draws = np.random.default_rng(seed)
     pieces = []
@@ -53,7 +54,7 @@ def crops(photograph: str, count: int, seed: int) -> list[Image.Image]:
 
 
 def messy_folder(root: Path) -> dict[str, str]:
-    """Real JPEGs of two photographs beside everything that goes wrong; returns what must be left out, and why."""
+    """Save real JPEGs of two photographs next to everything that can go wrong; return what must be skipped and why."""
     temple, flower = root / "old temple", root / "Blüte 花"
     for folder, photograph in ((temple, "china.jpg"), (flower, "flower.jpg")):
         folder.mkdir(parents=True)
@@ -78,9 +79,9 @@ def messy_folder(root: Path) -> dict[str, str]:
     for number, piece in enumerate(crops("flower.jpg", 4, seed=9)):
         piece.rotate(90).save(real / f"{number}.png")
     (root / "linked class").symlink_to(real)
-    (flower / "notes.txt").write_text("not a picture")
+    (flower / "notes.txt").write_text("not an image")
     (flower / "empty.jpg").touch()
-    (flower / "lies.jpg").write_text("I am no JPEG")
+    (flower / "fake.jpg").write_text("I am not a JPEG")
     (flower / ".DS_Store").write_bytes(b"hidden")
     whole = (temple / "piece 1.jpg").read_bytes()
     (flower / "cut.jpg").write_bytes(whole[: len(whole) // 2])
@@ -93,29 +94,30 @@ def messy_folder(root: Path) -> dict[str, str]:
     (flower / "also here.jpg").write_bytes(twin.read_bytes())
     (temple / "copy of piece 3.jpg").write_bytes((temple / "piece 3.jpg").read_bytes())
     return {
-        "Blüte 花/notes.txt": "it is not an image",
+        "Blüte 花/notes.txt": "not an image",
         "Blüte 花/empty.jpg": "the file is empty",
-        "Blüte 花/lies.jpg": "cannot identify image",
+        "Blüte 花/fake.jpg": "cannot identify image",
         "Blüte 花/cut.jpg": "truncated",
-        "Blüte 花/dangling.jpg": "the link leads nowhere",
+        "Blüte 花/dangling.jpg": "the link is broken",
         "Blüte 花/inner": "it is a folder inside a class folder",
-        "Blüte 花/also here.jpg": "the same image is in class 'old temple' too",
-        "old temple/piece 2.jpg": "the same image is in class 'Blüte 花' too",
-        "old temple/piece 3.jpg": "it is the same image as copy of piece 3.jpg",
+        "Blüte 花/also here.jpg": "the same image is also in class 'old temple'",
+        "old temple/piece 2.jpg": "the same image is also in class 'Blüte 花'",
+        "old temple/piece 3.jpg": "duplicate of copy of piece 3.jpg",
         "empty class": "the class has no images",
         "hollow": "the class has no images",
-        "hollow/readme.md": "it is not an image",
+        "hollow/readme.md": "not an image",
         "loose.png": "the file is empty",
-        "elsewhere.jpg": "it lies outside the class folders",
+        "elsewhere.jpg": "it is outside the class folders",
     }
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder and what is in it, but for the lock."""
+    """Return the content of every file below a folder, except the lock."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != ".lock")
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def unseen(classes: Sequence[int]) -> torch.Tensor:
+    """Return the test images of some classes of glyphs."""
     images = glyphs().test
     return torch.cat([images.read((images.labels == c).nonzero().flatten()) for c in classes])

@@ -16,8 +16,8 @@ import equipoise as eq
 from equipoise.errors import UsageError
 from equipoise.learn.align import unit_head
 from equipoise.learn.head import Head
-from equipoise.learn.losses import distill, old_share
-from equipoise.learn.nets import Architecture
+from equipoise.learn.losses import distill, distillation_weight
+from equipoise.learn.backbones.base import Architecture
 from equipoise.methods import make
 from equipoise.methods.wa import WA
 from equipoise.study.align_file import align_file
@@ -132,8 +132,8 @@ def test_distillation_is_equation_3_without_t_squared() -> None:
 
 
 def test_lambda_rule() -> None:
-    assert old_share(80, 20) == 0.8
-    assert old_share(50, 10) == pytest.approx(5 / 6)
+    assert distillation_weight(80, 20) == 0.8
+    assert distillation_weight(50, 10) == pytest.approx(5 / 6)
 
 
 def wa_at_step_two(**fields: object) -> WA:

@@ -19,14 +19,14 @@ import torch
 from PIL import Image
 
 import equipoise as eq
-from equipoise.app.folder import read, survey
+from equipoise.app.photo_folder import read, survey
 from equipoise.app.forget import forget
-from equipoise.app.learn import Onlooker, Wishes, learn_folder
+from equipoise.app.learn import Onlooker, LearnOptions, learn_folder
 from equipoise.app.model import Label, Model
-from equipoise.app.modeldir import ModelDir
-from equipoise.app.pictures import folder_name
+from equipoise.app.model_dir import ModelDir
+from equipoise.app.stored_images import folder_name
 from equipoise.app.predict import predict, sources
-from equipoise.app.teach import auto_budget, set_aside, unfairness
+from equipoise.app.step_plan import auto_budget, set_aside, unfairness
 from equipoise.data.images import Images
 from equipoise.errors import DataError, RunError, UsageError
 from tests.folders import glyph_folder, messy_folder, name, tree, unseen
@@ -39,9 +39,9 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 
 
-def wishes(**options: Any) -> Wishes:
+def wishes(**options: Any) -> LearnOptions:
     first = {"image_size": 24, "overrides": QUICK} if options.pop("first", False) else {}
-    return Wishes(**{"epochs": 60, "holdout": 0.25, "memory": 60, **first, **options})
+    return LearnOptions(**{"epochs": 60, "holdout": 0.25, "memory": 60, **first, **options})
 
 
 def teach(place: Path, folder: Path, onlooker: Onlooker | None = None, **options: Any) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def test_a_messy_folder_is_learned_from_what_is_good(tmp_path: Path) -> None:
     record = learn_folder(
         ModelDir(tmp_path / "m"),
         tmp_path / "pictures",
-        Wishes(epochs=3, image_size=32, overrides=QUICK, holdout=0.2),
+        LearnOptions(epochs=3, image_size=32, overrides=QUICK, holdout=0.2),
         Note(),
     )
     assert record is not None
@@ -311,7 +311,7 @@ def test_a_messy_folder_is_learned_from_what_is_good(tmp_path: Path) -> None:
 def test_strict_refuses_a_messy_folder(tmp_path: Path) -> None:
     messy_folder(tmp_path / "pictures")
     with pytest.raises(DataError, match=r"and \d+ more\); nothing was learned, because --strict"):
-        learn_folder(ModelDir(tmp_path / "m"), tmp_path / "pictures", Wishes(strict=True, overrides=QUICK))
+        learn_folder(ModelDir(tmp_path / "m"), tmp_path / "pictures", LearnOptions(strict=True, overrides=QUICK))
     assert not ModelDir(tmp_path / "m").exists
 
 
@@ -328,7 +328,7 @@ def test_strict_refuses_a_messy_folder(tmp_path: Path) -> None:
 def test_folders_without_classes_are_refused(make: Any, message: str, tmp_path: Path) -> None:
     make(tmp_path / "pictures")
     with pytest.raises(DataError, match=message):
-        learn_folder(ModelDir(tmp_path / "m"), tmp_path / "pictures", Wishes())
+        learn_folder(ModelDir(tmp_path / "m"), tmp_path / "pictures", LearnOptions())
     assert not (tmp_path / "m").exists()
 
 
@@ -354,7 +354,7 @@ def test_names_that_are_not_utf8_are_shown_and_learned(tmp_path: Path) -> None:
     glyph_folder(tmp_path / "pictures", [0, 1])
     (tmp_path / "pictures" / "A").rename(tmp_path / "pictures" / os.fsdecode(b"caf\xe9"))
     record = learn_folder(
-        ModelDir(tmp_path / "m"), tmp_path / "pictures", Wishes(epochs=1, image_size=24, overrides=QUICK)
+        ModelDir(tmp_path / "m"), tmp_path / "pictures", LearnOptions(epochs=1, image_size=24, overrides=QUICK)
     )
     assert record is not None
     assert record["classes"] == ["B", "caf\\xe9"]
@@ -638,9 +638,9 @@ def test_a_model_begun_with_numbers_goes_on_with_numbers(tmp_path: Path, folders
     clf = eq.IncrementalClassifier(epochs=1, image_size=24, settings={"net": {"backbone": "tiny"}})
     clf.fit(files, [1] * 24 + [2] * 24).save(tmp_path / "m")
     with pytest.raises(UsageError, match="labels of this model are like 1, so no class can be called 'D'"):
-        learn_folder(ModelDir(tmp_path / "m"), folders[1], Wishes(epochs=1))
+        learn_folder(ModelDir(tmp_path / "m"), folders[1], LearnOptions(epochs=1))
     shutil.copytree(folders[1] / "D", tmp_path / "numbers" / "7")
-    learn_folder(ModelDir(tmp_path / "m"), tmp_path / "numbers", Wishes(epochs=1))
+    learn_folder(ModelDir(tmp_path / "m"), tmp_path / "numbers", LearnOptions(epochs=1))
     again = eq.load(tmp_path / "m")
     assert again.classes_.tolist() == [1, 2, 7]
     assert again.predict(files[:2]).dtype.kind == "i"
@@ -654,7 +654,7 @@ def test_saving_the_same_twice_changes_nothing(tmp_path: Path) -> None:
     assert tree(tmp_path / "m") == before
     assert ModelDir(tmp_path / "m").config()["previous"] is None
     with pytest.raises(UsageError, match="taught with rows of 6 features"):
-        learn_folder(ModelDir(tmp_path / "m"), glyph_folder(tmp_path / "g", [0]), Wishes())
+        learn_folder(ModelDir(tmp_path / "m"), glyph_folder(tmp_path / "g", [0]), LearnOptions())
 
 
 def test_a_damaged_exemplar_is_named(model: Path, folders: list[Path]) -> None:
@@ -713,7 +713,7 @@ def test_settings_that_would_do_nothing_are_refused(
 ) -> None:
     overrides = QUICK | {section: QUICK.get(section, {}) | {name: value}}
     with pytest.raises(UsageError, match=message):
-        learn_folder(ModelDir(tmp_path / "m"), folders[0], Wishes(epochs=1, overrides=overrides))
+        learn_folder(ModelDir(tmp_path / "m"), folders[0], LearnOptions(epochs=1, overrides=overrides))
 
 
 def test_methods_that_need_all_images_are_refused(folders: list[Path], tmp_path: Path) -> None:
@@ -751,7 +751,7 @@ def test_words_in_the_card_that_are_not_utf8_stay_too(model: Path, folders: list
 def test_a_class_name_cannot_break_the_card(tmp_path: Path) -> None:
     pictures = glyph_folder(tmp_path / "pictures", [0, 1])
     (pictures / "A").rename(pictures / "a | <script>`x`")
-    learn_folder(ModelDir(tmp_path / "m"), pictures, Wishes(epochs=1, image_size=24, overrides=QUICK))
+    learn_folder(ModelDir(tmp_path / "m"), pictures, LearnOptions(epochs=1, image_size=24, overrides=QUICK))
     card = (tmp_path / "m" / "README.md").read_text()
     assert "| a \\| &lt;script>\\`x\\` |" in card
 

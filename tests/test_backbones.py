@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.app.learn import Wishes, learn_folder
-from equipoise.app.modeldir import ModelDir
-from equipoise.app.pretrained import load_weights
+from equipoise.app.learn import LearnOptions, learn_folder
+from equipoise.app.model_dir import ModelDir
+from equipoise.learn.weights import load_weights
 from equipoise.errors import UsageError
-from equipoise.files import write_tensors
-from equipoise.learn.nets import BACKBONES, Architecture
+from equipoise.core.files import write_tensors
+from equipoise.learn.backbones.base import BACKBONES, Architecture
 from equipoise.methods import make
 from tests.folders import glyph_folder
 
@@ -45,7 +45,7 @@ def test_every_backbone_gives_its_width_and_maps(name: str) -> None:
 
 def test_weights_of_another_model_are_a_start(tmp_path: Path) -> None:
     pictures = glyph_folder(tmp_path / "pictures", range(2))
-    first = Wishes(image_size=24, epochs=1, overrides=OVERRIDES)
+    first = LearnOptions(image_size=24, epochs=1, overrides=OVERRIDES)
     learn_folder(ModelDir(tmp_path / "one"), pictures, first)
     file = tmp_path / "one" / "model.safetensors"
     method = make("wa")
@@ -53,7 +53,7 @@ def test_weights_of_another_model_are_a_start(tmp_path: Path) -> None:
     assert load_weights(method, file) > 5
     known = ModelDir(tmp_path / "one").load().method.backbone.state_dict()
     assert all(torch.equal(value, known[name]) for name, value in method.backbone.state_dict().items())
-    slow = Wishes(image_size=24, epochs=1, weights=file, overrides={**OVERRIDES, "train": {"lr": 1e-9}})
+    slow = LearnOptions(image_size=24, epochs=1, weights=file, overrides={**OVERRIDES, "train": {"lr": 1e-9}})
     learn_folder(ModelDir(tmp_path / "two"), glyph_folder(tmp_path / "others", range(2, 4)), slow)
     after = ModelDir(tmp_path / "two").load().method.backbone.state_dict()
     torch.testing.assert_close(after["convs.1.weight"], known["convs.1.weight"])
@@ -94,14 +94,14 @@ import sys
 from pathlib import Path
 import timm
 from safetensors.torch import save_file
-from equipoise.app.learn import Wishes, learn_folder
-from equipoise.app.modeldir import ModelDir
+from equipoise.app.learn import LearnOptions, learn_folder
+from equipoise.app.model_dir import ModelDir
 from equipoise.app.export import export_onnx
 root = Path(sys.argv[1])
 save_file(timm.create_model("mobilenetv3_small_050", num_classes=7).state_dict(), root / "w.safetensors")
 for step in ("first", "second"):
     options = dict(backbone="timm:mobilenetv3_small_050", weights=root / "w.safetensors", image_size=32)
-    record = learn_folder(ModelDir(root / "m"), root / step, Wishes(epochs=1, **(options if step == "first" else {})))
+    record = learn_folder(ModelDir(root / "m"), root / step, LearnOptions(epochs=1, **(options if step == "first" else {})))
 model = ModelDir(root / "m").load()
 assert model.settings.fields["clip"] is False
 pixels = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
@@ -123,5 +123,5 @@ print(abs(said - model.probabilities(pixels).numpy()).max() < 1e-4)
 def test_unknown_backbones_are_named(tmp_path: Path) -> None:
     pictures = glyph_folder(tmp_path / "pictures", range(2))
     with pytest.raises(UsageError, match="there is no backbone 'resnet33': did you mean 'resnet32'"):
-        learn_folder(ModelDir(tmp_path / "m"), pictures, Wishes(backbone="resnet33"))
+        learn_folder(ModelDir(tmp_path / "m"), pictures, LearnOptions(backbone="resnet33"))
     assert not ModelDir(tmp_path / "m").exists

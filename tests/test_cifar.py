@@ -1,4 +1,4 @@
-"""Reading CIFAR-100: the real one where it is, and files that are not what they claim."""
+"""Reading CIFAR-100: the real one if it is available, and files that are not what they claim to be."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from equipoise.app.evaluate import evaluate_folder
-from equipoise.app.learn import Wishes, learn_folder
-from equipoise.app.modeldir import ModelDir
+from equipoise.app.learn import LearnOptions, learn_folder
+from equipoise.app.model_dir import ModelDir
 from equipoise.data.sources import load
 from equipoise.errors import DataError
 from tests.folders import save_folder
@@ -39,7 +39,7 @@ def fake(count: int) -> dict[bytes, Any]:
 
 @pytest.fixture(scope="module")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive of the right layout and size, with nothing to see in it."""
+    """Create an archive of the right layout and size without real images."""
     root = tmp_path_factory.mktemp("cifar")
     names = {
         b"fine_label_names": [f"fine{i}".encode() for i in range(100)],
@@ -61,7 +61,7 @@ def test_archive_and_unpacked_folder_read_alike(fakes: Path, tmp_path: Path) -> 
     assert len(load("cifar100", fakes, labels="coarse").classes) == 20
 
 
-def test_truncated_archive_is_one_sentence(fakes: Path, tmp_path: Path) -> None:
+def test_a_truncated_archive_is_reported(fakes: Path, tmp_path: Path) -> None:
     whole = (fakes / "cifar-100-python.tar.gz").read_bytes()
     for keep in (len(whole) // 2, 100, 0):
         (tmp_path / "cifar-100-python.tar.gz").write_bytes(whole[:keep])
@@ -76,7 +76,7 @@ class Evil:
 
 def test_code_in_a_pickle_is_never_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_archive(tmp_path / "cifar-100-python.tar.gz", {"train": Evil(), "test": Evil(), "meta": Evil()})
-    with pytest.raises(DataError, match="which no CIFAR archive needs"):
+    with pytest.raises(DataError, match="which CIFAR-100 does not"):
         load("cifar100", tmp_path)
     assert capsys.readouterr().out == ""
 
@@ -84,12 +84,12 @@ def test_code_in_a_pickle_is_never_run(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({b"data": np.zeros((10, 3072), np.uint8)}, "does not hold 50000 images"),
-        ({b"fine_labels": [0] * 50_000}, "not 500 a class"),
-        ({b"fine_labels": [101] * 50_000}, "not 500 a class"),
-        ({b"fine_labels": [-1] * 50_000}, "not 500 a class"),
-        ({b"fine_labels": ["x"] * 50_000}, "not 500 a class"),
-        ({b"fine_labels": 3}, "not 500 a class"),
+        ({b"data": np.zeros((10, 3072), np.uint8)}, "does not contain 50000 images"),
+        ({b"fine_labels": [0] * 50_000}, "does not have 500 labels per class"),
+        ({b"fine_labels": [101] * 50_000}, "does not have 500 labels per class"),
+        ({b"fine_labels": [-1] * 50_000}, "does not have 500 labels per class"),
+        ({b"fine_labels": ["x"] * 50_000}, "does not have 500 labels per class"),
+        ({b"fine_labels": 3}, "does not have 500 labels per class"),
     ],
 )
 def test_contents_are_checked(change: dict[bytes, Any], message: str, tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_contents_are_checked(change: dict[bytes, Any], message: str, tmp_path: 
         load("cifar100", tmp_path)
 
 
-def test_download_failure_tells_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> str:
         raise OSError("no route to host")
 
     monkeypatch.setattr(pooch, "retrieve", refuse)
-    with pytest.raises(DataError, match=r"could not be downloaded \(no route to host\): put cifar-100"):
+    with pytest.raises(DataError, match=r"cannot be downloaded \(no route to host\): put cifar-100"):
         load("cifar100", tmp_path)
     with pytest.raises(DataError, match="is not a directory"):
         load("cifar100", tmp_path / "nowhere")
@@ -122,8 +122,8 @@ def test_the_real_cifar_100(cifar_root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_taught_three_folders_remembers_the_first(cifar_root: Path, tmp_path: Path) -> None:
-    """CIFAR classes as PNG folders, five a step: old classes with `wa`, and with plain fine-tuning (no memory)."""
+def test_a_model_remembers_the_first_of_three_folders(cifar_root: Path, tmp_path: Path) -> None:
+    """CIFAR classes as PNG folders, five per step: old classes with `wa`, and with fine-tuning and no memory."""
     dataset = load("cifar100", cifar_root)
     for part, images, count in (("train", dataset.train, 60), ("test", dataset.test, 40)):
         for step in range(3):
@@ -134,10 +134,10 @@ def test_a_model_taught_three_folders_remembers_the_first(cifar_root: Path, tmp_
         place = ModelDir(tmp_path / name)
         for step in range(3):
             first: dict[str, Any] = options | {"backbone": "small"} if step == 0 else {}
-            wishes = Wishes(epochs=20, overrides={"runtime": {"threads": 1}}, **first)
-            learn_folder(place, tmp_path / "train" / str(step), wishes)
+            chosen = LearnOptions(epochs=20, overrides={"runtime": {"threads": 1}}, **first)
+            learn_folder(place, tmp_path / "train" / str(step), chosen)
         model = place.load()
-        right = [evaluate_folder(model, tmp_path / "test" / str(step))[0]["right"] for step in range(3)]
-        old[name] = 100 * (right[0] + right[1]) / 400
-        assert right[2] > 80  # new classes are learned either way
+        correct = [evaluate_folder(model, tmp_path / "test" / str(step))[0]["correct"] for step in range(3)]
+        old[name] = 100 * (correct[0] + correct[1]) / 400
+        assert correct[2] > 80  # new classes are learned either way
     assert old["wa"] > old["fine-tuning"] + 15, old

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from equipoise.errors import EquipoiseError, UsageError
 from equipoise.study.ablate import plan_ablation
-from equipoise.study.compare import Cell, Onlooker, SideBySide, Standing, compare, plan
-from equipoise.study.progress import Start
-from equipoise.study.publish import comparison_latex
+from equipoise.study.compare import Cell, Onlooker, CompareTable, ComparisonStatus, compare, plan
+from equipoise.engine.progress import Start
+from equipoise.study.export_tables import comparison_latex
 from equipoise.study.tables import comparison, notes
 
 TINY: dict[str, dict[str, Any]] = {"train": {"epochs": 1}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
@@ -28,7 +28,7 @@ class Spy(Onlooker):
 
     def __init__(self) -> None:
         self.trained: list[str] = []
-        self.standings: list[Standing] = []
+        self.standings: list[ComparisonStatus] = []
         self.failures: list[str] = []
 
     def run(self, start: Start) -> None:
@@ -37,7 +37,7 @@ class Spy(Onlooker):
     def stage(self, name: str, epochs: int, images: int, done: int) -> None:
         self.trained.append(str(self.directory))
 
-    def standing(self, standing: Standing) -> None:
+    def standing(self, standing: ComparisonStatus) -> None:
         self.standings.append(standing)
 
     def failed(self, cell: Cell, error: EquipoiseError) -> None:
@@ -204,7 +204,7 @@ def test_a_terminal_shows_the_comparison_above_the_bar(height: int, tmp_path: Pa
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=height, highlight=False)
     boards: list[str] = []
 
-    class Watch(SideBySide):
+    class Watch(CompareTable):
         def run(self, start: Start) -> None:
             super().run(start)
             assert self.progress is not None
@@ -224,7 +224,7 @@ def test_a_terminal_shows_the_comparison_above_the_bar(height: int, tmp_path: Pa
 
 def test_a_pipe_gets_a_line_a_run(tmp_path: Path) -> None:
     text = io.StringIO()
-    compare(cells("ce wa", "0"), tmp_path, onlooker=SideBySide(console=Console(file=text, width=100)))
+    compare(cells("ce wa", "0"), tmp_path, onlooker=CompareTable(console=Console(file=text, width=100)))
     assert "1 of 2 runs done, about" in text.getvalue()
     assert "2 of 2 runs done\n" in text.getvalue()
     assert "0 of 2" not in text.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.study.evaluate import (
+from equipoise.engine.evaluate import (
     Predictions,
     confusion,
     error_split,

@@ -16,14 +16,14 @@ from equipoise.data.stream import Step
 from equipoise.errors import UsageError
 from equipoise.learn.method import Method
 from equipoise.learn.muon import Muon
-from equipoise.learn.nets import Architecture, FastNet, SmallNet, Whitening
+from equipoise.learn.backbones.base import Architecture, FastNet, SmallNet, Whitening
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.trainer import Fit, learn_step
+from equipoise.learn.loop import Fit, learn_step
 from equipoise.methods import make
-from equipoise.study.evaluate import predict_all
+from equipoise.engine.evaluate import predict_all
 from equipoise.study.experiment import Experiment
-from equipoise.study.lesson import KnownFeatures, learn_and_judge
-from equipoise.study.recipe import resolve
+from equipoise.engine.step import KnownFeatures, train_and_evaluate
+from equipoise.engine.recipes import resolve
 from equipoise.testing import Trial
 
 
@@ -205,7 +205,7 @@ class Counting(nn.Module):
         return x
 
 
-def counted(method: Method) -> Counting:
+def track(method: Method) -> Counting:
     """A count of the images that the method's network is asked about from now on."""
     net, counting = method.backbone, Counting().train(method.training)
     assert isinstance(net, SmallNet)
@@ -218,7 +218,7 @@ def test_judging_before_and_after_a_correction_is_one_pass_unless_it_moves_the_n
     experiment = Trial("wa", {"redraw": False}).experiment()
     learn_step(experiment.fit(experiment.stream[1]), lambda: None)
     fit, tests = experiment.fit(experiment.stream[2]), experiment.stream.tests(experiment.stream[2])
-    counting = counted(fit.method)
+    counting = track(fit.method)
     if moves:
         end = fit.method.end
 
@@ -228,7 +228,7 @@ def test_judging_before_and_after_a_correction_is_one_pass_unless_it_moves_the_n
             return end(step, fit)
 
         fit.method.end = end_and_move  # type: ignore[method-assign]
-    lesson = learn_and_judge(fit, tests)
+    lesson = train_and_evaluate(fit, tests)
     herded = len(fit.step.images)
     assert counting.images == herded + (2 if moves else 1) * len(tests)
     after = predict_all(fit.method, tests, fit.augment, fit.runtime)
@@ -261,7 +261,7 @@ def test_choosing_exemplars_looks_at_each_image_once_and_leaves_the_teacher_alon
     seen = []
 
     def judge() -> None:
-        counting = counted(fit.method)
+        counting = track(fit.method)
         fit.remember()
         assert fit.method.teacher is not None
         seen.extend([counting.images, fit.method.backbone.mirror, fit.method.teacher.backbone.mirror])

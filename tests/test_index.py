@@ -1,4 +1,4 @@
-"""The index of a tree of class folders: packed names, what is kept of it between runs, and what that costs."""
+"""The index of a tree of class folders: packed names, the cache, and its cost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from equipoise.core.progress_line import track
 from equipoise.data import index as module
 from equipoise.data.images import FileStore, digest
-from equipoise.data.index import Index, count, list_images, pack, unpack
-from equipoise.data.sources.folder import files
-from equipoise.data.waiting import counted
+from equipoise.data.index import Index, count, is_dir, is_image_name, list_images, pack, unpack
+from equipoise.data.sources.folder import open_images
 from equipoise.errors import DataError
 
 NAMES = st.lists(
@@ -31,15 +31,15 @@ NAMES = st.lists(
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own, which keeps even the smallest tree."""
+    """Use a separate cache that includes even the smallest tree."""
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "WORTH_KEEPING", 1)
+    monkeypatch.setattr(module, "MIN_CACHED_FILES", 1)
     return tmp_path / "cache" / "index"
 
 
 @pytest.fixture
 def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The class folders that were listed."""
+    """Return the class folders that were listed."""
     seen: list[str] = []
     scan: Callable[[Path], bytes] = module._scan
 
@@ -52,7 +52,7 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def plant(root: Path, tree: dict[str, Sequence[str]]) -> Path:
-    """Empty files, in folders that were last changed long ago."""
+    """Create empty files in folders that were last changed long ago."""
     for name, images in tree.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         for image in images:
@@ -70,16 +70,16 @@ def age(folder: Path, seconds: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(tree=st.lists(st.tuples(st.sampled_from(["", "/", "a/", "/x/a/", "/x/b c/", "/x/ä/"]), NAMES), max_size=5))
-def test_any_paths_come_back_and_have_the_fingerprint_they_always_had(tree: list[tuple[str, list[str]]]) -> None:
+def test_paths_are_restored_and_their_fingerprint_is_the_published_one(tree: list[tuple[str, list[str]]]) -> None:
     paths = [folder + name for folder, names in tree for name in names]
     index = Index.of(paths)
     assert len(index) == len(paths)
     assert index.paths(np.arange(len(paths))) == paths
-    before = "\n".join("/".join(path.rsplit(os.sep, 2)[-2:]) for path in paths)  # run directories remember this
+    before = "\n".join("/".join(path.rsplit(os.sep, 2)[-2:]) for path in paths)  # run directories store this
     assert FileStore(paths, 8).fingerprint() == digest(os.fsencode(before))
 
 
-def test_rows_know_their_folder_also_behind_empty_ones() -> None:
+def test_rows_after_an_empty_folder_have_the_right_label() -> None:
     listing = {"a": pack(["1", "2"]), "b": pack([]), "c": pack(["3"])}
     index = Index.of_tree(Path("/tree"), listing)
     assert index.labels().tolist() == [0, 0, 2]
@@ -88,22 +88,34 @@ def test_rows_know_their_folder_also_behind_empty_ones() -> None:
     assert list(map(count, listing.values())) == [2, 0, 1]
 
 
-def test_names_that_are_not_unicode_are_read(tmp_path: Path) -> None:
+def test_files_whose_names_are_not_utf8_are_read(tmp_path: Path) -> None:
     folder = os.fsencode(tmp_path) + b"/caf\xe9"
     Path(os.fsdecode(folder)).mkdir()
     pixels = torch.randint(256, (12, 12, 3), dtype=torch.uint8)
     for name in (b"\xff.png", "花.png".encode(), b"line\nbreak.png"):
         Image.fromarray(pixels.numpy()).save(os.fsdecode(folder + b"/" + name))
-    images = files(tmp_path, [os.fsdecode(b"caf\xe9")], size=12)
+    images = open_images(tmp_path, [os.fsdecode(b"caf\xe9")], size=12)
     assert len(images) == 3
     assert torch.equal(images.read(torch.arange(3)), pixels.permute(2, 0, 1).expand(3, -1, -1, -1))
     assert len(images.fingerprint()) == 16
 
 
-# ---- what is kept between runs
+def test_images_and_folders_are_recognised(tmp_path: Path) -> None:
+    assert all(map(is_image_name, ["a.jpg", "b.JPEG", ".c.Png", "d.e.tiff"]))
+    assert not any(map(is_image_name, ["a.txt", "jpg", "b.jpg.bak", ""]))
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "link").symlink_to("dir")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "broken").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    with os.scandir(tmp_path) as entries:
+        assert sorted(entry.name for entry in entries if is_dir(entry)) == ["dir", "link"]
 
 
-def test_only_what_changed_is_listed_again(tmp_path: Path, cache: Path, scanned: list[str]) -> None:
+# ---- the cache
+
+
+def test_only_changed_folders_are_listed_again(tmp_path: Path, cache: Path, scanned: list[str]) -> None:
     root = plant(tmp_path / "tree", {"a": ["2.jpg", "1.JPEG"], "b": ["x.png", "notes.txt"], "c": ["y.gif"]})
     first = list_images(root, ["a", "b", "c"])
     assert first == {"a": pack(["1.JPEG", "2.jpg"]), "b": pack(["x.png"]), "c": pack(["y.gif"])}
@@ -112,9 +124,9 @@ def test_only_what_changed_is_listed_again(tmp_path: Path, cache: Path, scanned:
     (root / "b" / "new.jpg").touch()
     age(root / "b", 1_000_000_001)
     assert list_images(root, ["c", "b"]) == {"c": first["c"], "b": pack(["new.jpg", "x.png"])}
-    assert list_images(root, ["a"]) == {"a": first["a"]}  # a part of the classes drives nothing out
+    assert list_images(root, ["a"]) == {"a": first["a"]}  # asking for some classes does not remove others
     assert scanned[3:] == ["b"]
-    (root / "a" / "1.JPEG").unlink()  # just now: its time may not tell of a second change in the same tick
+    (root / "a" / "1.JPEG").unlink()  # just now: a second change could leave the time stamp as it is
     assert list_images(root, ["a", "gone"]) == {"a": pack(["2.jpg"])}
     list_images(root, ["a"])
     assert scanned[4:] == ["a", "a"]
@@ -122,7 +134,7 @@ def test_only_what_changed_is_listed_again(tmp_path: Path, cache: Path, scanned:
 
 
 @pytest.mark.parametrize("damage", ["cut", "bits", "text", "version", "another tree's", "empty"])
-def test_a_cache_that_makes_no_sense_is_made_again(
+def test_an_invalid_cache_is_written_again(
     damage: str, tmp_path: Path, cache: Path, scanned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = plant(tmp_path / "tree", {"a": ["1.jpg"], "b": ["2.jpg"]})
@@ -136,7 +148,7 @@ def test_a_cache_that_makes_no_sense_is_made_again(
         "empty": b"",
     }
     if damage == "version":
-        monkeypatch.setattr(module, "VERSION", 99)
+        monkeypatch.setattr(module, "CACHE_VERSION", 99)
     elif damage == "another tree's":
         list_images(plant(tmp_path / "other", {"a": ["3.jpg"]}), ["a"])
         (other,) = set(cache.iterdir()) - {file}
@@ -150,13 +162,13 @@ def test_a_cache_that_makes_no_sense_is_made_again(
     assert scanned == ["a", "b"]
 
 
-def test_without_a_place_to_keep_it_everything_goes_on(tmp_path: Path, cache: Path) -> None:
+def test_everything_works_without_a_writable_cache(tmp_path: Path, cache: Path) -> None:
     root = plant(tmp_path / "tree", {"a": ["1.jpg"]})
     cache.parent.write_text("a file where the cache should be")
     assert list_images(root, ["a"]) == {"a": pack(["1.jpg"])}
 
 
-def test_small_trees_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_trees_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
     list_images(plant(tmp_path / "tree", {"a": ["1.jpg"]}), ["a"])
     assert not (tmp_path / "cache").exists()
@@ -165,16 +177,16 @@ def test_small_trees_are_not_remembered(tmp_path: Path, monkeypatch: pytest.Monk
 def test_missing_and_empty_class_folders_are_named(tmp_path: Path) -> None:
     root = plant(tmp_path, {"a": ["1.jpg"], "b": ["readme.md"]})
     with pytest.raises(DataError, match=r"the class folder .*/c is missing: add it"):
-        files(root, ["a", "c"], 8)
-    with pytest.raises(DataError, match=r"the class folder .*/b has no images"):
-        files(root, ["a", "b"], 8)
+        open_images(root, ["a", "c"], 8)
+    with pytest.raises(DataError, match=r"no images found in the class folder .*/b"):
+        open_images(root, ["a", "b"], 8)
 
 
-# ---- what it costs
+# ---- cost and progress
 
 
-class Entry:
-    """What os.scandir tells of a file."""
+class FakeEntry:
+    """What os.scandir yields for a file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -184,11 +196,11 @@ class Entry:
 
 
 @contextmanager
-def simulated(folder: Path) -> Iterator[Iterator[Entry]]:
-    yield (Entry(f"{folder.name}_{number * 7919 % 100_003}.JPEG") for number in range(1281))
+def simulated(folder: Path) -> Iterator[Iterator[FakeEntry]]:
+    yield (FakeEntry(f"{folder.name}_{number * 7919 % 100_003}.JPEG") for number in range(1281))
 
 
-def test_an_index_of_imagenets_size_takes_seconds_and_little_memory(
+def test_an_index_as_large_as_imagenet_takes_seconds_and_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
@@ -209,13 +221,11 @@ def test_an_index_of_imagenets_size_takes_seconds_and_little_memory(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
 
 
-def test_who_waits_is_told_how_far_it_has_come(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    assert list(counted("abcd", 4, "reading", "letters")) == list("abcd")
+    assert list(track("abcd", 4, "reading", "letters")) == list("abcd")
     assert capsys.readouterr().err == "reading: 2 of 4 letters, 0:00:03 left\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    list(counted("abcd", 4, "reading", "letters"))
+    list(track("abcd", 4, "reading", "letters"))
     assert capsys.readouterr().err.startswith("\rreading: 2 of 4 letters, 0:00:03 left\rreading: 3 of 4")

@@ -24,12 +24,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from equipoise.cli.launch import Launch
+from equipoise.cli.launch_options import Launch
 from equipoise.errors import EquipoiseError, RunError, UsageError
-from equipoise.files import locked, read_tensors
-from equipoise.study.compare import Board, Cell, Onlooker, Standing, compare, plan
-from equipoise.study.launch import Data, Job, Whereabouts, remote
-from equipoise.study.launch.here import Processes
+from equipoise.core.files import lock_directory, read_tensors
+from equipoise.study.compare import Board, Cell, Onlooker, ComparisonStatus, compare, plan
+from equipoise.study.launch import Data, Job, RunStatus, remote
+from equipoise.study.launch.processes import Processes
 from equipoise.study.launch.ray import Ray, _connect
 from equipoise.study.launch.remote import Order, Remote, Share, carry_out
 from equipoise.study.launch.slurm import Slurm
@@ -174,7 +174,7 @@ def test_a_run_that_fails_elsewhere_is_told_and_the_others_go_on(tmp_path: Path)
 
 def test_an_interrupted_comparison_stops_what_is_under_way(tmp_path: Path) -> None:
     class Impatient(Onlooker):
-        def standing(self, standing: Standing) -> None:
+        def standing(self, standing: ComparisonStatus) -> None:
             if standing.done:
                 raise KeyboardInterrupt
 
@@ -196,14 +196,14 @@ def test_a_run_waits_for_whoever_has_not_let_go_of_its_directory(
 ) -> None:
     given = order(tmp_path)
     (tmp_path / "run").mkdir()
-    with locked(tmp_path / "run"):
+    with lock_directory(tmp_path / "run"):
         monkeypatch.setattr(remote, "PATIENCE", 0.1)
         assert "another process is writing to" in str(carry_out(given))
     monkeypatch.setattr(remote, "PATIENCE", 30.0)
     holding = threading.Event()
 
     def hold() -> None:
-        with locked(tmp_path / "run"):
+        with lock_directory(tmp_path / "run"):
             holding.set()
             time.sleep(1.5)
 
@@ -241,7 +241,7 @@ def test_the_watch_reads_directories(tmp_path: Path) -> None:
     (cell,) = cells("ce", "0", overrides={**TINY, "train": {"epochs": 4}})
     job = Job(cell.name, cell.settings, tmp_path)
     watch = remote.Watch([job])
-    assert watch.look([job]) == ([Whereabouts("ce, seed 0", 0.0, None)], None)
+    assert watch.look([job]) == ([RunStatus("ce, seed 0", 0.0, None)], None)
     (tmp_path / ".lock").touch()
     assert watch.look([job])[0][0].place == "starting"
     (tmp_path / "config.json").write_text('{"sizes": [5, 5]}')
@@ -261,8 +261,8 @@ def test_a_terminal_shows_where_every_run_is(height: int, tmp_path: Path) -> Non
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=height, highlight=False)
     board = Board(console=console)
     compare(cells("ce", "0"), tmp_path, launcher=Inline(), onlooker=board)
-    runs = [Whereabouts(f"wa, seed {seed}", 0.5, "step 1/2 epoch 3/8") for seed in range(20)]
-    board.under_way([*runs, Whereabouts("wa, seed 20", 0.0, None)], 600)
+    runs = [RunStatus(f"wa, seed {seed}", 0.5, "step 1/2 epoch 3/8") for seed in range(20)]
+    board.under_way([*runs, RunStatus("wa, seed 20", 0.0, None)], 600)
     assert board.live is not None
     lines = ["".join(part.text for part in line) for line in console.render_lines(board.live.renderable)]
     board.close()
@@ -281,7 +281,7 @@ def test_a_pipe_gets_the_table_of_every_run_that_others_made_and_a_line_now_and_
     assert (head, rows) == ("step", ["1/2", "2/2"])
     assert said.index("ce/steps-5_5/seed-1") < said.index("1 of 2 runs done") < said.index("ce/steps-5_5/seed-0")
     assert "2 of 2 runs done\n" in said
-    runs = [Whereabouts("wa, seed 0", 0.5, "step 1/2 epoch 3/8"), Whereabouts("wa, seed 1", 0.0, None)]
+    runs = [RunStatus("wa, seed 0", 0.5, "step 1/2 epoch 3/8"), RunStatus("wa, seed 1", 0.0, None)]
     board.last_line = -100.0
     for _ in range(2):  # soon again: nothing new
         board.under_way(runs, 600)
@@ -483,7 +483,7 @@ def test_jobs_that_fail_die_or_are_cancelled(tmp_path: Path) -> None:
     assert "ended unexpectedly: its last words are in" in killed
 
     class Impatient(Onlooker):
-        def under_way(self, runs: Sequence[Whereabouts], seconds_left: float | None) -> None:
+        def under_way(self, runs: Sequence[RunStatus], seconds_left: float | None) -> None:
             if any(run.place and run.share for run in runs):
                 raise KeyboardInterrupt
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.errors import UsageError
-from equipoise.learn.nets import Architecture, Backbone
+from equipoise.learn.backbones.base import Architecture, Backbone
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.trainer import _batches
+from equipoise.learn.loop import _batches
 
 
 def make_backbone(name: str, channels: int, final_relu: bool = True) -> Backbone:
@@ -24,7 +24,7 @@ def count(net: torch.nn.Module) -> int:
 
 
 def test_resnet32_is_the_papers() -> None:
-    """Parameters counted by hand: stem, 3 groups of 5 pre-activation blocks, last batch norm."""
+    """Parameters track by hand: stem, 3 groups of 5 pre-activation blocks, last batch norm."""
     net = make_backbone("resnet32", 3)
     expected = 27 * 16
     for group, width in enumerate((16, 32, 64)):

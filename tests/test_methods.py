@@ -19,11 +19,11 @@ from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.learn.importance import mean_over_images
 from equipoise.learn.method import Method
-from equipoise.learn.nem import class_means, nearest_mean
-from equipoise.learn.nets import Architecture
+from equipoise.learn.class_means import class_means, nearest_mean
+from equipoise.learn.backbones.base import Architecture
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.trainer import Fit, learn_step
+from equipoise.learn.loop import Fit, learn_step
 from equipoise.methods import make, registry
 from equipoise.methods.bic import BiC, _hold_out
 from equipoise.methods.der import DER

@@ -22,9 +22,9 @@ from PIL import Image
 
 import equipoise.app.predict as predict_module
 from equipoise.app.export import export_onnx
-from equipoise.app.modeldir import ModelDir
+from equipoise.app.model_dir import ModelDir
 from equipoise.app.predict import predict, sources
-from equipoise.app.show import inspection
+from equipoise.app.console import inspection
 from equipoise.cli import main
 from equipoise.errors import UsageError
 from tests.conftest import interruptible
@@ -204,7 +204,7 @@ def test_memory_stays_flat_over_thousands_of_files(taught: Path, tmp_path: Path)
     code = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
-        "from equipoise.app.modeldir import ModelDir\n"
+        "from equipoise.app.model_dir import ModelDir\n"
         "from equipoise.app.predict import predict, sources\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4 / 1024\n"
         "files = sorted(str(f) for f in Path(sys.argv[2]).glob('*.jpg'))\n"

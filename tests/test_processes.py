@@ -20,24 +20,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import ranks
+from equipoise.core import distributed
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.errors import UsageError
-from equipoise.files import read_tensors
+from equipoise.core.files import read_tensors
 from equipoise.learn.importance import mean_over_images
 from equipoise.learn.method import Method
-from equipoise.learn.nets import Whitening
+from equipoise.learn.backbones.base import Whitening
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.trainer import Fit
+from equipoise.learn.loop import Fit
 from equipoise.methods import registry
 from equipoise.methods.ewc import drawn_log_likelihood
 from equipoise.methods.wa import WA
-from equipoise.started import speaks
-from equipoise.study.processes import _end_children, company_of, together
+from equipoise.core.launch_env import is_main_process
+from equipoise.study.process_group import _end_children, process_layout, together
 from equipoise.testing import Trial, check_together, same
 
 LONG = ("run", "digits", "--epochs", "25", "--steps", "2", "--threads", "1")
@@ -100,9 +100,9 @@ def test_shares_are_the_batch_and_their_weights_its_mean(
     shares, mean = [], 0.0
     for rank in range(world):
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        share = ranks.share(torch.arange(size))
+        share = distributed.shard(torch.arange(size))
         shares.append(share.tolist())
-        mean += values[share].mean().item() * ranks.weight(torch.arange(size)) / world
+        mean += values[share].mean().item() * distributed.shard_weight(torch.arange(size)) / world
     assert mean == pytest.approx(values.mean().item())
     if size >= 2 * world:
         assert [place for share in shares for place in share] == list(range(size))  # every image once
@@ -145,21 +145,21 @@ def learn_plain() -> tuple[Plain, Fit]:
 
 def two_do_what_one_does() -> None:
     shared, fit = learn_plain()
-    with ranks.alone():
+    with distributed.local():
         alone, _ = learn_plain()
     for name, value in shared.state_dict().items():
         torch.testing.assert_close(value, alone.state_dict()[name], rtol=1e-5, atol=1e-6)
     assert shared.idle.weight.grad is None  # and so it was not decayed
     counts = torch.tensor([len(labels) for labels in shared.seen])
-    everything = ranks.total(torch.bincount(torch.cat(shared.seen)))
+    everything = distributed.all_reduce_sum(torch.bincount(torch.cat(shared.seen)))
     assert everything.tolist() == (3 * torch.bincount(fit.step.images.labels)).tolist()  # three epochs, each image once
-    assert counts.tolist() == [5, 5, 5, 5, 4 if ranks.first() else 3] * 3
+    assert counts.tolist() == [5, 5, 5, 5, 4 if distributed.is_main() else 3] * 3
     rows = fit.over(fit.step.images, lambda x: x.flatten(1))
     assert rows.shape == (47, 12)
-    sampled = ranks.total(torch.tensor(sum(len(x) for x, _ in fit.sample(fit.step.images, 41, batch=4))))
+    sampled = distributed.all_reduce_sum(torch.tensor(sum(len(x) for x, _ in fit.sample(fit.step.images, 41, batch=4))))
     assert sampled == 41
     importance = fisher(shared, fit)
-    with ranks.alone():
+    with distributed.local():
         torch.testing.assert_close(importance, fisher(shared, fit), rtol=1e-5, atol=1e-7)
     whitened_together()
 
@@ -168,11 +168,11 @@ def whitened_together() -> None:
     """Patches are whitened by the whole of the first batch, also where a process has a share of it."""
     pixels = torch.randn(9, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     mine, whole = Whitening(2).train(), Whitening(2).train()
-    mine(ranks.share(pixels))
-    with ranks.alone():
+    mine(distributed.shard(pixels))
+    with distributed.local():
         whole(pixels)
     torch.testing.assert_close(mine.axes.abs(), whole.axes.abs(), rtol=1e-4, atol=1e-5)  # an axis has no sign
-    assert torch.equal(ranks.total(mine.axes.clone()), 2 * mine.axes)
+    assert torch.equal(distributed.all_reduce_sum(mine.axes.clone()), 2 * mine.axes)
 
 
 def fisher(method: Method, fit: Fit) -> Tensor:
@@ -193,7 +193,7 @@ def test_every_method_agrees_across_processes() -> None:
 
 def differ_after_learning() -> None:
     """A method whose processes go their own ways must be found out."""
-    WA.after_update = lambda self: self.head.weight.data.add_(ranks.rank())  # type: ignore[assignment,method-assign]
+    WA.after_update = lambda self: self.head.weight.data.add_(distributed.rank())  # type: ignore[assignment,method-assign]
     from equipoise.testing import _learn_together
 
     _learn_together([Trial("wa", {})])
@@ -226,7 +226,7 @@ def test_torchrun_on_two_nodes_equals_processes_of_our_own(pair: Path, tmp_path:
     ]
     said = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
-    assert sorted(len(out.splitlines()) for out, _ in said) == [0, 3]  # one of them speaks
+    assert sorted(len(out.splitlines()) for out, _ in said) == [0, 3]  # one of them is_main_process
     assert same(final(tmp_path / "run"), final(pair))
 
 
@@ -357,7 +357,7 @@ def test_impossible_companies_are_refused(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=sentence):
-        company_of(runtime)
+        process_layout(runtime)
 
 
 def test_no_process_is_no_number() -> None:
@@ -374,7 +374,7 @@ def test_a_method_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_whoever_nobody_can_place_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert speaks()
+    assert is_main_process()
 
 
 def test_children_of_the_caller_are_left_alone() -> None:

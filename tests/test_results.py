@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.study.recipe import Settings, parse_overrides, resolve
+from equipoise.engine.recipes import Settings, parse_overrides, resolve
 from equipoise.study.report.runs import Group, Run
 from equipoise.study.run import run
 

@@ -19,14 +19,14 @@ import torch
 from equipoise.data.dataset import Dataset
 from equipoise.data.stream import ClassStream
 from equipoise.errors import RunError, UsageError
-from equipoise.files import locked, read_json, read_tensors, write_json, write_tensors
-from equipoise.learn.nets import SmallNet
+from equipoise.core.files import lock_directory, read_json, read_tensors, write_json, write_tensors
+from equipoise.learn.backbones.base import SmallNet
 from equipoise.methods import registry
 from equipoise.study.experiment import Result
-from equipoise.study.progress import Reporter
-from equipoise.study.recipe import Settings, read_recipe, recipe_names, resolve
+from equipoise.engine.progress import ProgressListener
+from equipoise.engine.recipes import Settings, read_recipe, recipe_names, resolve
 from equipoise.study.run import run
-from equipoise.study.rundir import RunDir
+from equipoise.study.run_dir import RunDir
 from tests.conftest import Quick, interruptible
 from tests.test_data import make_tree
 
@@ -123,7 +123,7 @@ def test_a_run_of_an_older_version_goes_on_with_new_settings_at_their_defaults(q
             quick(method="wa", out=first.directory)
 
 
-class Stop(Reporter):
+class Stop(ProgressListener):
     """Interrupts at a given batch, as Ctrl-C would."""
 
     def __init__(self, after: int) -> None:
@@ -238,7 +238,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(
     monkeypatch.setattr(fcntl, "flock", flock)
     with (
         pytest.raises(RunError, match=r"cannot be locked .*: choose a place on a file system that has locks"),
-        locked(tmp_path),
+        lock_directory(tmp_path),
     ):
         pass
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from equipoise.learn.nets import Architecture
+from equipoise.learn.backbones.base import Architecture
 from equipoise.learn.runtime import Runtime
 from equipoise.methods import make
-from equipoise.study.recipe import Settings, parse_overrides, resolve
+from equipoise.engine.recipes import Settings, parse_overrides, resolve
 
 
 @pytest.mark.parametrize(

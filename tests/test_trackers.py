@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from equipoise.cli import main
-from equipoise.settings import flat
-from equipoise.study.progress import Together
-from equipoise.study.services import SERVICES, MLflow, Run, Service, WandB
+from equipoise.core.config import flatten
+from equipoise.engine.progress import ListenerGroup
+from equipoise.study.tracker_backends import SERVICES, MLflow, Run, Service, WandB
 from equipoise.study.trackers import Tracker
 from tests.conftest import Quick
 from tests.test_run import Stop, timeless
@@ -171,7 +171,7 @@ def assert_points(heard: Heard, figure: str, wanted: dict[int, float]) -> None:
 
 def assert_told_all_once(heard: Heard, directory: Path) -> None:
     """Every figure of every step, the summary, and the loss of every epoch, each at its place and once."""
-    rows = [flat(row) for row in rows_of(directory)]
+    rows = [flatten(row) for row in rows_of(directory)]
     wanted = "top1 top5 top1_uncorrected gamma e_n e_on e_oo norms_old norms_new exemplars seconds images_per_second"
     assert set(wanted.split()) <= heard.points.keys()
     for figure in {key for row in rows for key in row} - {"step"}:
@@ -198,7 +198,7 @@ def test_a_service_has_what_metrics_jsonl_has(
 
 
 def test_a_run_that_stopped_is_told_on(name: str, directory: Path, quick: Quick) -> None:
-    first = Together(Tracker(name), Stop(WITHIN_STEP_2))
+    first = ListenerGroup(Tracker(name), Stop(WITHIN_STEP_2))
     with pytest.raises(KeyboardInterrupt):
         quick(steps=STEPS, out=directory, reporter=first)
     first.close()

@@ -3,7 +3,7 @@ from typing import ClassVar
 
 from equipoise.data.stream import Step
 from equipoise.learn.method import Method
-from equipoise.learn.trainer import Fit
+from equipoise.learn.loop import Fit
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
-"""equipoise: a classifier that learns new classes over time and treats old and new ones fairly.
+"""equipoise: class-incremental learning for research and for your own photos.
 
-The names below load their module when first used, so that ``import equipoise`` and ``equipoise --help`` stay instant.
+The names below import their module when they are first used, so that ``import equipoise`` is instant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from equipoise.study.report import report as report
     from equipoise.study.run import run as run
 
-_HOME = {
+_MODULES = {
     "IncrementalClassifier": "equipoise.app.classifier",
     "load": "equipoise.app.classifier",
     "align_head": "equipoise.learn.align",
@@ -32,6 +32,6 @@ __all__ = ["IncrementalClassifier", "__version__", "align_head", "head_norms", "
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'equipoise' has no attribute '{name}'")

@@ -2,13 +2,13 @@
 
 import sys
 
-from equipoise.signals import undisturbed
+from equipoise.core.signals import defer_signals
 
 
 def start() -> None:
-    """Load the command line, which an impatient Ctrl-C must not tear apart, and run it."""
+    """Import the command line without interruption, then run it."""
     try:
-        with undisturbed():
+        with defer_signals():
             from equipoise.cli import main
     except KeyboardInterrupt:
         sys.exit(130)

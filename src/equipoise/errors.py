@@ -1,6 +1,6 @@
-"""What can go wrong because of something the user can mend.
+"""Errors that the user can fix.
 
-Every message is one sentence that names what was seen and what to do; the command line prints it and exits with 2.
+Each message is one sentence with the cause, what was seen and the remedy. The command line prints it and exits with 2.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 
 class EquipoiseError(Exception):
-    """The root of all errors that equipoise raises on purpose."""
+    """Base class of all errors that equipoise raises on purpose."""
 
 
 class UsageError(EquipoiseError, ValueError):
-    """A setting, name or argument that cannot be."""
+    """Invalid setting, name or argument."""
 
 
 class DataError(EquipoiseError, ValueError):
@@ -22,25 +22,25 @@ class DataError(EquipoiseError, ValueError):
 
 
 class RunError(EquipoiseError):
-    """A run directory, checkpoint or training that cannot go on."""
+    """A run, model directory or training that cannot continue."""
 
 
-class ToldError(EquipoiseError):
-    """An error of the first of several processes, which tells it to the user; the others only end."""
+class ReportedError(EquipoiseError):
+    """An error that the main process reports to the user; the other processes only exit."""
 
 
-def sentence(error: OSError) -> str:
-    """What the system says is wrong, and with which file."""
+def describe_os_error(error: OSError) -> str:
+    """Return the system's message with the file it is about."""
     return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """An error for a name nobody knows, with the nearest one that exists.
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """Return an error for an unknown name that suggests the closest known one.
 
-    >>> str(unknown("method", "wq", ["wa", "ce"]))
-    "there is no method 'wq': did you mean 'wa'? (known: ce, wa)"
+    >>> str(unknown_name("method", "wq", ["wa", "ce"]))
+    "unknown method 'wq': did you mean 'wa'? (known: ce, wa)"
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return UsageError(f"there is no {kind} '{name}': {hint}(known: {', '.join(names)})")
+    return UsageError(f"unknown {kind} '{name}': {hint}(known: {', '.join(names)})")

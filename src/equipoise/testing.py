@@ -1,9 +1,9 @@
-"""The contract that every method passes. Authors of new methods run it on theirs:
+"""The contract that every method passes. Run it on yours:
 
     from equipoise.testing import check_method
     check_method("my-method")
 
-It learns a few handwritten digits many times over; a method on a small network takes some ten seconds.
+It trains on a few handwritten digits many times; a method on a small network takes about ten seconds.
 """
 
 from __future__ import annotations
@@ -11,64 +11,76 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise import ranks
+from equipoise.core import distributed
+from equipoise.core.config import field_docs
+from equipoise.core.directory import Directory
+from equipoise.core.tensors import read_tensors
 from equipoise.data.dataset import Dataset
+from equipoise.data.images import Images
 from equipoise.data.sources import load
 from equipoise.data.stream import Step
+from equipoise.engine.evaluate import Predictions, predict_all
+from equipoise.engine.recipes import resolve
+from equipoise.engine.settings import Settings
+from equipoise.engine.step import begin_step, learn_step
 from equipoise.errors import UsageError
-from equipoise.learn.journal import Silent
+from equipoise.learn.backbones.base import backbones_of, disabled
+from equipoise.learn.inference import InferencePass
 from equipoise.learn.method import Method
-from equipoise.learn.nets import backbones_of, without
-from equipoise.learn.trainer import learn_step
-from equipoise.methods import lookup, make
-from equipoise.settings import describe
-from equipoise.study import processes
-from equipoise.study.evaluate import predict_all
+from equipoise.learn.stage import TrainListener
+from equipoise.methods.registry import lookup, make
+from equipoise.study.console import RunListener
 from equipoise.study.experiment import Experiment, execute
-from equipoise.study.progress import Reporter
-from equipoise.study.recipe import Settings, resolve
+from equipoise.study.process_group import run_in_group
 
 State = dict[str, Tensor]
 
 
-def check_method(name: str, fields: Mapping[str, Any] | None = None, together: bool = True) -> None:
-    """Raise an ``AssertionError`` that says which promise the method called ``name`` breaks.
+def check_method(name: str, fields: Mapping[str, Any] | None = None, distribute: bool = True) -> None:
+    """Raise an ``AssertionError`` that says which rule a method breaks.
 
-    ``together`` starts two more processes, in which imports take a while: ``check_together`` does many methods in one.
+    Parameters
+    ----------
+    name
+        The name of the method.
+    fields
+        Hyper-parameters that differ from the defaults.
+    distribute
+        Also train in two processes, which takes a while to start; ``check_distributed`` checks many methods in one go.
     """
     check_fields(name)
     trial = Trial(name, fields or {})
-    checks = (check_steps, check_same_seed, check_load_goes_on, check_resume, check_extremes, check_forgets, check_bf16)
-    for check in checks:
+    for check in CHECKS:
         check(trial)
-    if together:
-        check_together([trial])
+    if distribute:
+        check_distributed([trial])
 
 
 def check_fields(name: str) -> None:
-    """Fields have defaults and are documented; ``repr`` gives the method back; the class says what it is."""
+    """Fields have defaults and are documented, ``repr`` can be evaluated, and the class has a docstring."""
     cls, _ = lookup(name)
-    docs = describe(cls)
+    docs = field_docs(cls)
     for field in dataclasses.fields(cls):
         has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         assert has_default, f"{name}: the field {field.name} has no default"
-        assert docs.get(field.name), f"{name}: the field {field.name} has no string under it that says what it is"
+        assert docs.get(field.name), f"{name}: the field {field.name} has no documentation string below it"
     assert cls.__doc__, f"{name}: the class has no docstring"
+    assert cls.rehearsal in ("memory", "all", "none"), f"{name}: rehearsal is {cls.rehearsal!r}"
     method = make(name)
     again = eval(repr(method), {cls.__name__: cls})  # noqa: S307 - of our own repr
-    assert repr(again) == repr(method), f"{name}: repr does not give the method back"
+    assert repr(again) == repr(method), f"{name}: evaluating repr does not give the same method"
 
 
 @dataclasses.dataclass
 class Trial:
-    """A method on a part of the digits: six classes in three steps, a few images each."""
+    """A method on a part of the digits: six classes in three steps, with few images each."""
 
     name: str
     fields: Mapping[str, Any]
@@ -80,7 +92,7 @@ class Trial:
             "stream": {"steps": "2,2,2", "classes": 6, **stream},
             "memory": {"size": 18},
             "train": {"epochs": 2, "batch_size": 16, "lr": 0.02},
-            "fields": short(self.name) | dict(self.fields),
+            "fields": short_stages(self.name) | dict(self.fields),
             "runtime": {"threads": 1, "precision": self.precision},
         }
         return resolve("digits", self.name, seed=seed, overrides=overrides)
@@ -94,10 +106,10 @@ class Trial:
         return Experiment.prepare(self.settings(seed, **stream), self.data(images))
 
 
-def short(name: str) -> dict[str, Any]:
-    """Extra stages of a method, kept short: every field that counts epochs or samples, if it may be small."""
-    wanted = {field.name for field in dataclasses.fields(lookup(name)[0])}
-    return {field: 2 if "epochs" in field else 8 for field in wanted if "epochs" in field or field == "samples"}
+def short_stages(name: str) -> dict[str, Any]:
+    """Return small values for every field that counts epochs or samples."""
+    fields = {field.name for field in dataclasses.fields(lookup(name)[0])}
+    return {field: 2 if "epochs" in field else 8 for field in fields if "epochs" in field or field == "samples"}
 
 
 def state_of(method: Method) -> State:
@@ -108,8 +120,8 @@ def same(left: State, right: State) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-class Watch(Silent):
-    """Notes the teacher when the main training starts."""
+class TeacherRecorder(TrainListener):
+    """Records the teacher when the main training starts."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -121,79 +133,87 @@ class Watch(Silent):
 
 
 def learn(experiment: Experiment, index: int) -> None:
-    """One step, with the promises that can be seen while it is learned."""
-    name, method, step = experiment.settings.method, experiment.method, experiment.stream[index]
-    fit = experiment.fit(step)
-    watch = Watch(method)
-    fit.watcher = watch
+    """Learn one step and check what can be seen while it is learned."""
+    learner, step = experiment.learner, experiment.stream[index]
+    name, method = experiment.settings.method, learner.method
+    recorder = TeacherRecorder(method)
 
-    def judge() -> None:
-        assert bool(step.old and method.uses_teacher) == (method.teacher is not None), f"{name}: the teacher is missing"
-        if method.teacher is not None and watch.teacher is not None:
-            assert same(state_of(method.teacher), watch.teacher), (
-                f"{name}: the teacher changed while step {index} trained"
-            )
+    def check_teacher() -> None:
+        assert bool(step.old and method.uses_teacher) == (method.teacher is not None), f"{name}: there is no teacher"
+        if method.teacher is not None and recorder.teacher is not None:
+            unchanged = same(state_of(method.teacher), recorder.teacher)
+            assert unchanged, f"{name}: the teacher changed during step {index}"
 
-    learn_step(fit, judge)
-    assert len(experiment.memory) <= experiment.memory.size, f"{name}: the memory holds more than its budget"
+    learn_step(learner.fit(step, experiment.training_images(step), recorder), check_teacher)
+    assert len(learner.memory) <= learner.memory.size, f"{name}: the memory holds more than its size"
     check_predictions(experiment, index)
 
 
-def scores_of(experiment: Experiment, count: int = 16) -> Tensor:
-    method = experiment.method.eval()
+def predict_some(experiment: Experiment, count: int = 16) -> Tensor:
+    method = experiment.learner.method.eval()
     with torch.no_grad():
-        return method.predict(experiment.augment.plain(experiment.stream.test, torch.arange(count)))
+        return method.predict(experiment.learner.augment.plain(experiment.stream.test, torch.arange(count)))
 
 
 def check_predictions(experiment: Experiment, index: int) -> None:
-    name, seen = experiment.settings.method, experiment.stream[index].seen
-    before = state_of(experiment.method)
-    scores = scores_of(experiment)
-    assert scores.shape == (16, seen), f"{name}: predict gives {tuple(scores.shape)} after {seen} classes"
-    assert not scores.isnan().any(), f"{name}: predict gives numbers that are none"
-    assert torch.equal(scores, scores_of(experiment)), f"{name}: predict says something else the second time"
-    torch.testing.assert_close(scores_of(experiment, 4), scores[:4], msg=f"{name}: a prediction depends on its batch")
-    assert same(before, state_of(experiment.method)), f"{name}: predict changes the method"
+    """Predictions cover exactly the classes seen, do not depend on the batch, and change nothing."""
+    name, method, seen = experiment.settings.method, experiment.learner.method, experiment.stream[index].seen
+    before = state_of(method)
+    logits = predict_some(experiment)
+    assert logits.shape == (16, seen), f"{name}: predict returns {tuple(logits.shape)} after {seen} classes"
+    assert not logits.isnan().any(), f"{name}: predict returns NaN"
+    assert torch.equal(logits, predict_some(experiment)), f"{name}: predict returns something else the second time"
+    torch.testing.assert_close(
+        predict_some(experiment, 4), logits[:4], msg=f"{name}: a prediction depends on the other images of its batch"
+    )
+    assert same(before, state_of(method)), f"{name}: predict changes the method"
 
 
 def check_steps(trial: Trial) -> None:
-    """Loss finite, teacher unchanged, memory within its budget, predictions pure and over exactly the classes seen."""
+    """Three steps: finite loss, unchanged teacher, memory within its size, valid predictions."""
     experiment = trial.experiment()
     for index in range(1, len(experiment.stream) + 1):
         learn(experiment, index)
 
 
 def check_same_seed(trial: Trial) -> None:
-    """Same seed, same bits; another seed, others."""
+    """The same seed gives the same bits, another seed does not."""
     states = []
     for seed in (0, 0, 1):
         experiment = trial.experiment(seed)
         learn(experiment, 1)
         learn(experiment, 2)
-        states.append(state_of(experiment.method))
-    assert same(states[0], states[1]), f"{trial.name}: the same seed gave other weights"
-    assert not same(states[0], states[2]), f"{trial.name}: another seed changed nothing"
+        states.append(state_of(experiment.learner.method))
+    assert same(states[0], states[1]), f"{trial.name}: the same seed gave different weights"
+    assert not same(states[0], states[2]), f"{trial.name}: another seed gave the same weights"
 
 
-def check_load_goes_on(trial: Trial) -> None:
-    """What ``state_dict`` holds is all there is: a fresh method that loads it predicts the same and learns the same."""
+def check_state_is_complete(trial: Trial) -> None:
+    """A new method that loads ``state_dict`` predicts the same and continues to learn the same."""
     one, two = trial.experiment(), trial.experiment()
     for index in range(1, len(one.stream)):
         learn(one, index)
-        two = trial.experiment()
-        two.method.load_state_dict(state_of(one.method))
-        two.memory.restore(one.memory.rows().items(), two.stream.train.store)
-        assert torch.equal(scores_of(one), scores_of(two)), f"{trial.name}: loaded, it predicts something else"
+        two = copy_of(trial, one)
+        assert torch.equal(predict_some(one), predict_some(two)), f"{trial.name}: predictions differ after loading"
     learn(one, len(one.stream))
     learn(two, len(one.stream))
-    assert same(state_of(one.method), state_of(two.method)), f"{trial.name}: loaded, it goes on to learn something else"
+    equal = same(state_of(one.learner.method), state_of(two.learner.method))
+    assert equal, f"{trial.name}: training differs after loading"
 
 
-class Interrupt(Reporter):
-    """Stops a run after a number of epochs, over all stages."""
+def copy_of(trial: Trial, source: Experiment) -> Experiment:
+    """Return a new experiment with the state and memory of another."""
+    copied = trial.experiment()
+    copied.learner.method.load_state_dict(state_of(source.learner.method))
+    copied.learner.memory.restore(source.learner.memory.row_indices().items(), copied.stream.train.store)
+    return copied
 
-    def __init__(self, after: int) -> None:
-        self.left = after
+
+class StopAfter(RunListener):
+    """Interrupts a run after a number of epochs, over all stages."""
+
+    def __init__(self, epochs: int) -> None:
+        self.left = epochs
 
     def epoch(self, epoch: int, loss: float, lr: float) -> None:
         self.left -= 1
@@ -202,57 +222,58 @@ class Interrupt(Reporter):
 
 
 def check_resume(trial: Trial) -> None:
-    """Interrupted after any epoch of any stage of the second step, a run goes on to the same end."""
+    """A run that is interrupted after any epoch of any stage ends with the same bits."""
     settings = trial.settings(steps="3,3")
     data = trial.data()
-    counter = Interrupt(10**9)
+    counter = StopAfter(10**9)
     with tempfile.TemporaryDirectory() as folder:
-        whole = _final(settings, data, Path(folder) / "whole", counter)
+        whole = _final_state(settings, data, Path(folder) / "whole", counter)
         epochs = 10**9 - counter.left
         for after in range(1, epochs):
             directory = Path(folder) / str(after)
             try:
-                execute(settings, directory, lambda: data, Interrupt(after))
+                execute(settings, directory, lambda: data, StopAfter(after))
             except KeyboardInterrupt:
                 pass
             else:
                 raise AssertionError(f"{trial.name}: the run was not interrupted")
-            again = _final(settings, data, directory, Reporter())
-            assert same(whole, again), f"{trial.name}: interrupted after epoch {after} of {epochs}, it ended elsewhere"
+            again = _final_state(settings, data, directory, RunListener())
+            assert same(whole, again), (
+                f"{trial.name}: it ended differently after an interruption in epoch {after}"
+            )
 
 
-def _final(settings: Settings, data: Dataset, directory: Path, reporter: Reporter) -> State:
-    from equipoise.files import read_tensors
-
-    execute(settings, directory, lambda: data, reporter)
+def _final_state(settings: Settings, data: Dataset, directory: Path, listener: RunListener) -> State:
+    execute(settings, directory, lambda: data, listener)
     (file,) = (directory / "checkpoint").glob("*.safetensors")
-    return read_tensors(file)
+    return read_tensors(Directory(file.parent), file.name)
 
 
-def check_forgets(trial: Trial) -> None:
-    """After ``keep`` a method tells the classes that stay apart, as before, and goes on to learn; or it refuses."""
+def check_keep_classes(trial: Trial) -> None:
+    """After ``keep_classes`` the remaining classes are predicted as before, and learning continues; or it refuses."""
     experiment = trial.experiment()
+    learner = experiment.learner
     learn(experiment, 1)
     learn(experiment, 2)
-    before = scores_of(experiment)
+    before = predict_some(experiment)
     stay = torch.tensor([0, 2, 3])
     try:
-        experiment.method.keep(stay)
+        learner.method.keep_classes(stay)
     except UsageError:
         return
-    after = scores_of(experiment)
+    after = predict_some(experiment)
     assert after.shape == (16, 3), (
-        f"{trial.name}: predict gives {tuple(after.shape)} after one of 4 classes was dropped"
+        f"{trial.name}: predict returns {tuple(after.shape)} for 3 remaining classes"
     )
-    clear = before.argmax(1) != 1
-    same_winner = stay[after.argmax(1)] == before.argmax(1)
-    assert same_winner[clear].all(), f"{trial.name}: a dropped class changes the answers that were not its own"
-    experiment.memory.keep(stay)
+    others = before.argmax(1) != 1
+    same_class = stay[after.argmax(1)] == before.argmax(1)
+    assert same_class[others].all(), f"{trial.name}: removing a class changes the predictions of others"
+    learner.memory.keep_classes(stay)
     images = experiment.stream[3].images
     step = Step(3, 3, 2, dataclasses.replace(images, labels=images.labels - 1))
-    learn_step(experiment.fit(step), lambda: None)
-    assert scores_of(experiment).shape == (16, 5), f"{trial.name}: it cannot learn on after a class was dropped"
-    experiment.method.load_state_dict(state_of(experiment.method))
+    learn_step(learner.fit(step, learner.training_images(step)), lambda: None)
+    assert predict_some(experiment).shape == (16, 5), f"{trial.name}: it cannot learn after a class was removed"
+    learner.method.load_state_dict(state_of(learner.method))
 
 
 def check_extremes(trial: Trial) -> None:
@@ -265,23 +286,47 @@ def check_extremes(trial: Trial) -> None:
         learn(scarce, index)
 
 
-def check_together(trials: Sequence[Trial]) -> None:
-    """Two processes that learn together have the same bits and the same memory after every step, and judge as one."""
+def check_bf16(trial: Trial) -> None:
+    """Backbones may compute in bfloat16; logits are float32, because a hundred classes need the precision."""
+    name, experiment = trial.name, dataclasses.replace(trial, precision="bf16").experiment()
+    for index in (1, 2):
+        learn(experiment, index)
+    method = experiment.learner.method
+    backbones = backbones_of(method)
+    assert all(backbone.bf16 for backbone in backbones), f"{name}: a backbone was not made by the architecture"
+    logits = predict_some(experiment)
+    assert logits.dtype == torch.float32, f"{name}: logits are {logits.dtype}, not float32"
+    with disabled(method, "bf16"):
+        exact = predict_some(experiment)
+    close = torch.allclose(logits, exact, rtol=0.1, atol=0.1 * float(exact.abs().max()))
+    assert close, f"{name}: predictions in bfloat16 differ too much"
+
+
+CHECKS: tuple[Callable[[Trial], None], ...] = (
+    check_steps,
+    check_same_seed,
+    check_state_is_complete,
+    check_resume,
+    check_extremes,
+    check_keep_classes,
+    check_bf16,
+)
+
+
+def check_distributed(trials: Sequence[Trial]) -> None:
+    """Two processes that train together have the same bits and memory after every step, and evaluate like one."""
     try:
-        processes.together(functools.partial(_learn_together, trials))
+        run_in_group(functools.partial(_learn_distributed, trials))
     except RuntimeError as error:
         raise AssertionError(str(error)) from error
 
 
-def _learn_together(trials: Sequence[Trial]) -> None:
-    """What each of the processes does."""
+def _learn_distributed(trials: Sequence[Trial]) -> None:
+    """Learn every trial in one of the processes; a method that refuses several processes is skipped."""
     for trial in trials:
         try:
             experiment = trial.experiment()
         except UsageError:
-            assert not make(trial.name).shares, (
-                f"{trial.name} refuses to be learned by two processes, yet says it shares"
-            )
             continue
         for index in range(1, len(experiment.stream) + 1):
             learn(experiment, index)
@@ -291,13 +336,12 @@ def _learn_together(trials: Sequence[Trial]) -> None:
 
 
 def _check_gradient(trial: Trial, learned: Experiment) -> None:
-    """The gradients of the shares make up that of the batch, without batch norm's part in it."""
-    experiment = trial.experiment()
-    experiment.method.load_state_dict(state_of(learned.method))
-    experiment.memory.restore(learned.memory.rows().items(), experiment.stream.train.store)
-    fit = experiment.fit(experiment.stream[2])
-    method = experiment.method
-    method.begin(fit.step, fit)
+    """The gradients of the shards add up to that of the batch, apart from batch norm."""
+    experiment = copy_of(trial, learned)
+    learner, step = experiment.learner, experiment.stream[2]
+    fit = learner.fit(step, experiment.training_images(step))
+    method = learner.method
+    begin_step(fit)
     images = fit.images
     if images is None:
         return
@@ -306,40 +350,32 @@ def _check_gradient(trial: Trial, learned: Experiment) -> None:
 
     def gradient(where: Tensor, weight: float) -> Tensor:
         method.zero_grad()
-        (weight * method.loss(experiment.augment.plain(images, where), images.labels[where])).backward()
+        (weight * method.loss(learner.augment.plain(images, where), images.labels[where])).backward()
         return torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
 
-    shared = ranks.total(gradient(ranks.share(batch), ranks.weight(batch))) / ranks.world()
-    with ranks.alone():
+    mine = gradient(distributed.shard(batch), distributed.shard_weight(batch))
+    shared = distributed.all_reduce_sum(mine) / distributed.world_size()
+    with distributed.local():
         whole = gradient(batch, 1.0)
     error = (shared - whole).norm() / whole.norm()
-    assert error < 1e-4, f"{trial.name}: the shares of a batch have another gradient than the batch ({error:.1e} of it)"
+    assert error < 1e-4, f"{trial.name}: the gradient of the shards differs from that of the batch by {error:.1e}"
 
 
 def _check_agreement(experiment: Experiment, index: int) -> None:
-    name = experiment.settings.method
-    state, rows = state_of(experiment.method), experiment.memory.rows()
-    first_state, first_rows = ranks.tell(lambda: (state, rows))
-    assert same(first_state, state), f"{name}: two processes have different weights after step {index}"
-    assert first_rows == rows, f"{name}: two processes remember different images after step {index}"
+    name, learner = experiment.settings.method, experiment.learner
+    state, rows = state_of(learner.method), learner.memory.row_indices()
+    main_state, main_rows = distributed.broadcast(lambda: (state, rows))
+    assert same(main_state, state), f"{name}: two processes have different weights after step {index}"
+    assert main_rows == rows, f"{name}: two processes have different exemplars after step {index}"
     tests = experiment.stream.tests(experiment.stream[index])
-    said = predict_all(experiment.method, tests, experiment.augment, experiment.settings.runtime)
-    with ranks.alone():
-        alone = predict_all(experiment.method, tests, experiment.augment, experiment.settings.runtime)
+    shared = _predict(experiment, tests)
+    with distributed.local():
+        alone = _predict(experiment, tests)
     for field in ("top1", "in_top5", "confidence"):
-        both = getattr(said, field), getattr(alone, field)
-        assert torch.equal(*both), f"{name}: two processes judge otherwise than one ({field})"
+        equal = torch.equal(getattr(shared, field), getattr(alone, field))
+        assert equal, f"{name}: two processes evaluate differently from one ({field})"
 
 
-def check_bf16(trial: Trial) -> None:
-    """Backbones may compute in bfloat16: all that follows has 32 bits, in which a hundred classes' scores differ."""
-    name, experiment = trial.name, dataclasses.replace(trial, precision="bf16").experiment()
-    for index in (1, 2):
-        learn(experiment, index)
-    backbones = backbones_of(experiment.method)
-    assert all(backbone.bf16 for backbone in backbones), f"{name}: a backbone was not made by the architecture"
-    scores = scores_of(experiment)
-    assert scores.dtype == torch.float32, f"{name}: scores are {scores.dtype}, not in 32 bits"
-    with without(experiment.method, "bf16"):
-        exact = scores_of(experiment)
-    assert torch.allclose(scores, exact, rtol=0.1, atol=0.1 * float(exact.abs().max())), f"{name}: bfloat16 changed all"
+def _predict(experiment: Experiment, images: Images) -> Predictions:
+    learner = experiment.learner
+    return predict_all(InferencePass(learner.method, images, learner.augment, learner.settings.runtime))

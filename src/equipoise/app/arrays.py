@@ -1,4 +1,4 @@
-"""What people hold in Python — arrays, tensors, paths, pictures, features — as images of a store."""
+"""Arrays, tensors, paths and PIL images from Python as uint8 tensors."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from equipoise.data.images import decode, decoders
+from equipoise.data.decoding import DECODE_ERRORS, decode
+from equipoise.data.prefetch import decoder_pool
+from equipoise.engine.results import Label
 from equipoise.errors import DataError, UsageError
 
 
-def is_list_of_pictures(X: Any) -> bool:
-    """Whether ``X`` is a list of paths or of PIL images."""
+def is_list_of_images(X: Any) -> bool:
+    """Return whether ``X`` is a list of paths or PIL images."""
     return isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], str | os.PathLike | Image.Image)
 
 
 def is_pixels(X: Any) -> bool:
-    """Whether ``X`` is an array or tensor of images rather than rows of features."""
+    """Return whether ``X`` is an array or tensor of images rather than rows of features."""
     return isinstance(X, np.ndarray | Tensor) and X.ndim in (3, 4)
 
 
 def pixels_of(X: Any) -> Tensor:
-    """uint8, N × C × H × W, of a NumPy array N × H × W (× C) or of a torch tensor N × C × H × W."""
+    """Convert a NumPy array N × H × W (× C) or a torch tensor N × C × H × W to uint8, N × C × H × W."""
     channels_first = isinstance(X, Tensor)
     array = X.detach().cpu() if isinstance(X, Tensor) else torch.from_numpy(np.ascontiguousarray(X))
     if array.dtype != torch.uint8:
-        raise DataError(f"images must be uint8, from 0 to 255, not {array.dtype}: multiply by 255 and convert them")
+        raise DataError(f"images must be uint8 from 0 to 255, got {array.dtype}: scale to 255 and convert them")
     if array.dim() == 3:
         return array[:, None]
     if channels_first and (array.shape[1] in (1, 3, 4) or array.shape[3] not in (1, 3, 4)):
@@ -39,23 +41,23 @@ def pixels_of(X: Any) -> Tensor:
 
 
 def decode_all(X: Sequence[Any], size: int) -> Tensor:
-    """Paths or PIL images as uint8, N × 3 × size × size."""
+    """Decode paths or PIL images to uint8, N × 3 × size × size."""
 
     def one(picture: Any) -> np.ndarray:
         if isinstance(picture, Image.Image):
             return decode(picture, size)
         if isinstance(picture, str | os.PathLike):
             return decode(os.fspath(picture), size)
-        raise DataError(f"{picture!r} is neither a path nor a PIL image")
+        raise DataError(f"expected a path or a PIL image, got {picture!r}")
 
     once = {id(picture): picture for picture in X}  # two threads must not load the same object
-    with decoders() as pool:
+    with decoder_pool() as pool:
         decoded = dict(zip(once, pool.map(one, once.values()), strict=True))
     return torch.from_numpy(np.stack([decoded[id(picture)] for picture in X])).permute(0, 3, 1, 2)
 
 
 def short_side_of(X: Sequence[Any], sample: int = 100) -> int:
-    """The usual length of the short side."""
+    """Return the median short side."""
     sides = []
     for picture in X[:: max(1, len(X) // sample)]:
         if isinstance(picture, Image.Image):
@@ -64,14 +66,14 @@ def short_side_of(X: Sequence[Any], sample: int = 100) -> int:
             try:
                 with Image.open(os.fspath(picture)) as file:
                     sides.append(min(file.size))
-            except (OSError, TypeError) as error:
-                raise DataError(f"{picture} cannot be read as an image ({error}): mend or remove it") from error
+            except (*DECODE_ERRORS, TypeError) as error:
+                raise DataError(f"cannot read {picture} as an image ({error}): fix or remove it") from error
     return int(np.median(sides))
 
 
-def plain(label: Any) -> str | int | float | bool:
-    """A label as JSON can keep it."""
+def plain_label(label: Any) -> Label:
+    """Return a label that JSON can store."""
     value = label.item() if isinstance(label, np.generic) else label
     if isinstance(value, str | int | float | bool):
         return value
-    raise UsageError(f"the label {label!r} is a {type(value).__name__}: labels must be texts, numbers or truth values")
+    raise UsageError(f"labels must be strings, numbers or booleans, got {label!r} ({type(value).__name__})")

@@ -1,13 +1,19 @@
-"""The card of a model: README.md after the custom of Hugging Face, filled from facts and from nothing else."""
+"""The model card: README.md in the format of Hugging Face, written from facts only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-BEGIN = "<!-- equipoise: what follows is written anew after every step -->"
-END = "<!-- equipoise: your own words may stand below this line, or above the first one -->"
+from equipoise.app.model_files import ModelConfig, ModelImages
+from equipoise.engine.results import Label, StepResult
+
+BEGIN = "<!-- equipoise: the text below is rewritten after every step -->"
+END = "<!-- equipoise: write your own text below this line, or above the first one -->"
+MARKERS = {
+    "<!-- equipoise: what follows is written anew after every step -->": BEGIN,
+    "<!-- equipoise: your own words may stand below this line, or above the first one -->": END,
+}
+"""The markers of format 1."""
 HEAD = """---
 library_name: equipoise
 pipeline_tag: {task}
@@ -19,58 +25,60 @@ SHOWN = 200
 """Classes that are listed by name."""
 
 
-def render(path: Path, config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], images: Mapping[str, Any]) -> str:
-    """The whole file. What its owner has written around our part stays."""
-    ours = f"{BEGIN}\n{facts(config, steps, images)}\n{END}\n"
-    file = path / "README.md"
-    written = file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else ""
+def render(written: str, config: ModelConfig, steps: Sequence[StepResult], images: ModelImages) -> str:
+    """Return the whole file; text that its owner added around our part stays."""
+    for old, new in MARKERS.items():
+        written = written.replace(old, new)
+    ours = f"{BEGIN}\n{card_text(config, steps, images)}\n{END}\n"
     before, begin, rest = written.partition(BEGIN)
     _, end, after = rest.partition(END)
     if begin and end:
         return before + ours + after.removeprefix("\n")
     task = "tabular-classification" if takes_features(config) else "image-classification"
-    return written + HEAD.format(task=task, method=config["settings"]["method"]) + ours
+    return written + HEAD.format(task=task, method=config.method) + ours
 
 
-def takes_features(config: Mapping[str, Any]) -> bool:
-    return bool(config["settings"]["net"]["backbone"] == "mlp")
+def takes_features(config: ModelConfig) -> bool:
+    """Return whether the model takes rows of features instead of images."""
+    return config.backbone == "mlp"
 
 
-def facts(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], images: Mapping[str, Any]) -> str:
-    settings, classes = config["settings"], config["classes"]
-    channels, height, width = config["shape"]
-    kept, held = (sum(len(mine) for mine in images[kind]) for kind in ("memory", "holdout"))
-    takes = f"rows of {channels} features" if takes_features(config) else f"pictures, seen as {height} × {width} pixels"
+def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelImages) -> str:
+    """Return our part of the card."""
+    channels, height, width = config.shape
+    takes = (
+        f"rows of {channels} features" if takes_features(config) else f"images, resized to {height} × {width} pixels"
+    )
     last = steps[-1]
     lines = [
-        f"# A classifier of {len(classes)} classes",
+        f"# A classifier of {len(config.classes)} classes",
         "",
-        f"Learned by `{settings['method']}` in {_count(len(steps), 'step')}, the last on {last['when'][:10]}, with "
-        f"equipoise {config['equipoise']} ({settings['net']['backbone']}). It takes {takes}, and gives a probability "
-        "for each class. It knows no others: whatever it is shown, it names one of these.",
+        f"Trained with `{config.method}` in {_count(len(steps), 'step')}, the last on {last.finished[:10]}, with "
+        f"equipoise {config.equipoise} ({config.backbone}). It takes {takes}, and returns a probability for each class. "
+        "It knows no other classes: it assigns one of these to any input.",
         "",
-        "## How good it is",
+        "## Accuracy",
         "",
         *_quality(last),
         "",
-        "## What it knows",
+        "## Classes",
         "",
-        "| class | right on held-out images | learned in step |",
+        "| class | correct on held-out images | learned in step |",
         "|---|---|---|",
-        *_classes(classes, steps),
+        *_classes(config.classes, steps),
         "",
-        "## How it came about",
+        "## History",
         "",
-        "| step | date | what | images | accuracy | of old classes | of new ones | γ |",
+        "| step | date | what | images | accuracy | old classes | new classes | γ |",
         "|---|---|---|---|---|---|---|---|",
-        *(_step(record) for record in steps),
+        *(_step(step) for step in steps),
         *_gamma(steps),
         "",
-        "## What is stored with it",
+        "## Stored images",
         "",
-        *_stored(kept, held),
+        *_stored(images.count("memory"), images.count("holdout")),
         "",
-        "## Using it",
+        "## Usage",
         "",
         *_usage(config),
     ]
@@ -79,84 +87,90 @@ def facts(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], images:
 
 def _stored(kept: int, held: int) -> list[str]:
     if not kept and not held:
-        return ["No images: this copy predicts, and learns no more."]
+        return ["None: this copy predicts but cannot learn more."]
     return [
-        f"{_count(kept, 'exemplar')} to learn from again in `memory/`, {_count(held, 'image')} for judging in "
-        "`holdout/`, and those of earlier versions that can be gone back to. They are copies of what it was taught "
-        "with: before you publish it, mind whose they are, or make a copy without them "
-        "(`equipoise export MODEL COPY --no-memory`)."
+        f"{_count(kept, 'exemplar')} in `memory/` and {_count(held, 'held-out image')} in `holdout/`, and those of "
+        "earlier versions. They are copies of the training data: check that you may share them before you publish the "
+        "model, or make a copy without them (`equipoise export MODEL COPY --no-memory`)."
     ]
 
 
-def _quality(last: Mapping[str, Any]) -> list[str]:
-    if last["accuracy"] is None:
-        return ["No images were held out, so nobody knows."]
-    tests = _count(last["tests_old"] + last["tests_new"], "held-out image")
-    lines = [f"After the last step it named **{last['accuracy']:.1f} %** of {tests} rightly."]
-    if last.get("accuracy_old") is not None and last.get("accuracy_new") is not None:
+def _quality(last: StepResult) -> list[str]:
+    if last.accuracy is None:
+        return ["Unknown: no images were held out."]
+    total = _count(last.total_old + last.total_new, "held-out image")
+    lines = [f"**{last.accuracy:.1f} %** on {total} after the last step."]
+    if last.accuracy_old is not None and last.accuracy_new is not None:
         lines[0] += (
-            f" Of old classes {last['accuracy_old']:.1f} %, of the newest {last['accuracy_new']:.1f} %; "
-            f"{last['e_on']} old images were taken for new classes and {last['e_no']} new ones for old."
+            f" Old classes {last.accuracy_old:.1f} %, the newest {last.accuracy_new:.1f} %; {last.errors.e_on} old images "
+            f"predicted as new classes and {last.errors.e_no} new images predicted as old classes."
         )
-    if last.get("warning"):
-        lines += ["", f"Mind that {last['warning']}."]
+    if last.warning:
+        lines += ["", f"Note: {last.warning}."]
     return lines
 
 
-def _classes(classes: Sequence[Any], steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    scores = {entry["class"]: entry for entry in steps[-1]["per_class"]}
-    learned = {name: record["step"] for record in steps for name in (*record["classes"], *record.get("extended", []))}
+def _classes(classes: Sequence[Label], steps: Sequence[StepResult]) -> list[str]:
+    results = {result.name: result for result in steps[-1].per_class}
+    learned = {name: step.step for step in steps for name in (*step.classes, *step.extended)}
     rows = []
     for name in classes[:SHOWN]:
-        score = scores.get(name, {"right": 0, "of": 0})
-        right = f"{score['right']} of {score['of']}" if score["of"] else "not tested"
-        rows.append(f"| {cell(name)} | {right} | {learned.get(name, '–')} |")
+        result = results.get(name)
+        correct = f"{result.correct} of {result.total}" if result and result.total else "not tested"
+        rows.append(f"| {table_cell(name)} | {correct} | {learned.get(name, '–')} |")
     if len(classes) > SHOWN:
         rows.append(f"| … and {len(classes) - SHOWN} more | | |")
     return rows
 
 
-def _step(record: Mapping[str, Any]) -> str:
-    figures = [percent(record.get(name)) for name in ("accuracy", "accuracy_old", "accuracy_new")]
-    gamma = "–" if record.get("gamma") is None else f"{record['gamma']:.3f}"
-    row = [record["step"], record["when"][:10], cell(what(record)), record.get("images", "–"), *figures, gamma]
+def _step(step: StepResult) -> str:
+    figures = [percent(value) for value in (step.accuracy, step.accuracy_old, step.accuracy_new)]
+    gamma = "–" if step.gamma is None else f"{step.gamma:.3f}"
+    images = step.images if step.kind == "learn" else "–"
+    row = [step.step, step.finished[:10], table_cell(describe_step(step)), images, *figures, gamma]
     return "| " + " | ".join(map(str, row)) + " |"
 
 
-def _gamma(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    if all(record.get("gamma") is None for record in steps):
+def _gamma(steps: Sequence[StepResult]) -> list[str]:
+    if all(step.gamma is None for step in steps):
         return []
     return ["", "γ is the factor by which Weight Aligning scaled the new classes' weights."]
 
 
-def _usage(config: Mapping[str, Any]) -> list[str]:
+def _usage(config: ModelConfig) -> list[str]:
     if takes_features(config):
         return ["```python", "import equipoise as eq", "", 'eq.load("MODEL").predict(features)', "```"]
-    return ["```sh", "equipoise predict MODEL picture.jpg", "equipoise learn MODEL FOLDER    # more classes", "```"]
+    return ["```sh", "equipoise predict MODEL photo.jpg", "equipoise learn MODEL FOLDER    # more classes", "```"]
 
 
-# ---- words that tables share
+# ---- text that tables share
 
 
-def what(record: Mapping[str, Any], most: int = 4) -> str:
-    """What a step did, in a few words."""
-    if record["kind"] == "forget":
-        return f"forgot {_count(record['count'], 'class')}"
+def describe_step(step: StepResult, most: int = 4) -> str:
+    """Describe what a step did in a few words."""
+    if step.kind == "forget":
+        return f"forgot {_count(step.forgotten, 'class')}"
+    return describe_classes(step.classes, step.extended, most) or "classes that were forgotten later"
+
+
+def describe_classes(classes: Sequence[Label], extended: Sequence[Label], most: int) -> str:
+    """List classes, at most ``most`` of each kind."""
     parts = []
-    for verb, names in (("", record["classes"]), ("more of ", record.get("extended", []))):
+    for prefix, names in (("", classes), ("more of ", extended)):
         if names:
             shown = names if len(names) <= most + 1 else names[:most]
             more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-            parts.append(verb + ", ".join(map(str, shown)) + more)
-    return "; ".join(parts) or "classes since forgotten"
+            parts.append(prefix + ", ".join(map(str, shown)) + more)
+    return "; ".join(parts)
 
 
 def percent(value: float | None) -> str:
+    """Format a percentage."""
     return "–" if value is None else f"{value:.1f} %"
 
 
-def cell(text: object) -> str:
-    """Text that cannot break a Markdown table or bring HTML in."""
+def table_cell(text: object) -> str:
+    """Escape text so that it cannot break a Markdown table or add HTML."""
     plain = " ".join(str(text).split()).replace("\\", "\\\\").replace("|", "\\|")
     return plain.replace("<", "&lt;").replace("`", "\\`")
 

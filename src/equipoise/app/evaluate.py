@@ -1,56 +1,54 @@
-"""Judge a model by a folder of pictures that it has not seen."""
+"""Evaluate a model on a folder of labelled photos."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from equipoise.app.folder import Survey, read, survey
-from equipoise.app.learn import Onlooker
+from equipoise.app.learn import LearnListener
 from equipoise.app.model import Model, collect
+from equipoise.app.photo_folder import FolderScan, read_images, scan_folder
+from equipoise.engine.metrics import confusion, per_class
 from equipoise.errors import DataError
-from equipoise.study.evaluate import confusion
 
 
-def evaluate_folder(model: Model, folder: Path, onlooker: Onlooker | None = None) -> tuple[dict[str, Any], Survey]:
-    """Figures over the images of classes that the model knows, and what was left out."""
-    model.check_takes_pictures()
-    onlooker, found = onlooker or Onlooker(), survey(folder)
-    known = {str(name): place for place, name in enumerate(model.classes)}
+def evaluate_folder(
+    model: Model, folder: Path, listener: LearnListener | None = None
+) -> tuple[dict[str, Any], FolderScan]:
+    """Return the figures over the images of known classes, and the folder with what was skipped."""
+    model.check_takes_photos()
+    listener, found = listener or LearnListener(), scan_folder(folder)
+    known = {str(name): index for index, name in enumerate(model.classes)}
     for name in [name for name in found.classes if name not in known]:
         del found.classes[name]
-        found.leave_out(folder / name, "the model does not know this class")
+        found.skip(folder / name, "the model does not know this class")
     if not found.classes:
         raise DataError(f"{folder} has no class that the model knows ({', '.join(list(known)[:5])}, …)")
-    onlooker.reading(found)
-    images = read(found, model.shape[1], progress=onlooker.decoded)
+    listener.reading(found)
+    images = read_images(found, model.shape[1], progress=listener.decoded)
     if not images:
-        raise DataError(f"no image in {folder} can be read (the first: {found.left_out[0].path})")
+        raise DataError(f"cannot read any image in {folder} (the first: {found.skipped[0].path})")
     together = collect(images, model.shape)
     labels = torch.tensor([known[str(name)] for name in images])[together.labels]
-    return evaluation(model, labels, model.probabilities_of(together).argmax(1)), found
+    return evaluation(model, labels, model.probabilities(together).argmax(1)), found
 
 
-def evaluation(model: Model, labels: torch.Tensor, said: torch.Tensor) -> dict[str, Any]:
-    """Accuracy over all images, for each class, and the most frequent confusions."""
-    counts = confusion(labels, said, len(model.classes))
-    right = int(counts.diagonal().sum())
-    wrong = counts.clone().fill_diagonal_(0)
+def evaluation(model: Model, labels: torch.Tensor, predicted: torch.Tensor) -> dict[str, Any]:
+    """Return accuracy over all images, per class, and the most frequent confusions."""
+    wrong = confusion(labels, predicted, len(model.classes)).fill_diagonal_(0)
     order = wrong.flatten().argsort(descending=True, stable=True)[:10].tolist()
-    pairs = [(place // len(counts), place % len(counts)) for place in order]
+    pairs = [(index // len(wrong), index % len(wrong)) for index in order]
+    correct = int((labels == predicted).sum())
     return {
-        "images": len(labels),
-        "right": right,
-        "accuracy": 100 * right / len(labels),
-        "classes": [
-            {"class": name, "images": int(counts[c].sum()), "right": int(counts[c, c])}
-            for c, name in enumerate(model.classes)
-            if counts[c].sum()
-        ],
+        "correct": correct,
+        "total": len(labels),
+        "accuracy": 100 * correct / len(labels),
+        "per_class": [asdict(result) for result in per_class(labels, predicted, model.classes) if result.total],
         "confusions": [
-            {"class": model.classes[i], "taken_for": model.classes[j], "images": int(wrong[i, j])}
+            {"class": model.classes[i], "predicted_as": model.classes[j], "images": int(wrong[i, j])}
             for i, j in pairs
             if wrong[i, j]
         ],

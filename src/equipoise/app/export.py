@@ -1,4 +1,4 @@
-"""ONNX: the model as one file that needs neither equipoise nor torch."""
+"""Export a model as one ONNX file that needs neither equipoise nor torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.app.model import Model
+from equipoise.app.model import Model, is_features
+from equipoise.core.extras import require
+from equipoise.core.files import write_bytes
 from equipoise.errors import UsageError
-from equipoise.files import write_bytes
-from equipoise.learn.nets import without
-
-NEEDED = "ONNX needs the extra 'onnx': pip install 'equipoise[onnx]'"
+from equipoise.learn.backbones.base import disabled
 
 
-class Whole(nn.Module):
-    """From what people have (uint8, N × H × W × C, or rows of features) to probabilities; corrections included."""
+class ExportModule(nn.Module):
+    """From uint8 images N × H × W × C, or rows of features, to probabilities, corrections included."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.method, self.features = model.method, model.shape[1:] == (1, 1)
+        self.method, self.features = model.method, is_features(model.shape)
         full = 1.0 if self.features else 255.0
         self.mean: Tensor
         self.std: Tensor
@@ -37,40 +36,39 @@ class Whole(nn.Module):
 
 
 def export_onnx(model: Model, out: Path) -> str:
-    """Write ``out``: input ``images``, output ``probabilities``, any number at a time; classes in the metadata.
+    """Write ``out`` with the input ``images``, the output ``probabilities``, and the classes in the metadata.
 
-    Returns what the input is, in words.
+    Returns a description of the input.
     """
-    try:
-        import onnx
-        import onnxscript  # noqa: F401 - torch's exporter is written in it
-    except ImportError as error:
-        raise UsageError(NEEDED) from error
+    onnx: Any = require("onnx", "onnx", "an ONNX export")
+    require("onnxscript", "onnx", "an ONNX export")  # torch's exporter needs it
     if not out.parent.is_dir():
-        raise UsageError(f"the directory {out.parent} does not exist: make it, or name another place")
+        raise UsageError(f"the directory {out.parent} does not exist: create it, or choose another")
     channels, height, width = model.shape
-    whole = Whole(model).eval()
-    example = torch.zeros(2, channels) if whole.features else torch.zeros(2, height, width, channels, dtype=torch.uint8)
-    with without(whole, "bf16"):  # it is for any machine
-        proto = _trace(whole, example)
+    module = ExportModule(model).eval()
+    example = (
+        torch.zeros(2, channels) if module.features else torch.zeros(2, height, width, channels, dtype=torch.uint8)
+    )
+    with disabled(module, "bf16"):  # the file is for any machine
+        proto = _trace(module, example)
     for key, value in metadata(model).items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value
     onnx.checker.check_model(proto)
     write_bytes(out, proto.SerializeToString())
-    return f"rows of {channels} floats" if whole.features else f"images (uint8, N × {height} × {width} × {channels})"
+    return f"rows of {channels} floats" if module.features else f"images (uint8, N × {height} × {width} × {channels})"
 
 
-def _trace(whole: Whole, example: Tensor) -> Any:
+def _trace(module: ExportModule, example: Tensor) -> Any:
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's own making, about its own exporter
+            warnings.simplefilter("ignore")  # torch warns about its own exporter
             program = torch.onnx.export(
-                whole,
+                module,
                 (example,),
                 dynamo=True,
                 input_names=["images"],
@@ -86,6 +84,7 @@ def _trace(whole: Whole, example: Tensor) -> Any:
 
 
 def metadata(model: Model) -> dict[str, str]:
+    """Return what is stored in the file besides the graph."""
     facts = {
         "classes": [str(name) for name in model.classes],
         "size": model.shape[1],

@@ -2,99 +2,118 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
-from equipoise.app.model import Label, Model
-from equipoise.app.modeldir import KINDS, ModelDir
-from equipoise.app.pictures import folder_name
-from equipoise.app.teach import now, verdict
+from equipoise.app.model import Model
+from equipoise.app.model_dir import ModelDir
+from equipoise.app.model_files import KINDS
+from equipoise.core.directory import MAX_TENSOR_BYTES
 from equipoise.data.images import digest
-from equipoise.errors import RunError, UsageError, unknown
+from equipoise.engine import metrics
+from equipoise.engine.evaluate import predict_all
+from equipoise.engine.results import Label, StepResult
+from equipoise.engine.step import now
+from equipoise.errors import RunError, UsageError, unknown_name
 from equipoise.learn.runtime import Runtime
-from equipoise.study.evaluate import predict_all
 from equipoise.version import __version__
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What was removed, and how many files were looked through to be sure."""
+    """What was removed, and how many files were searched for remains."""
 
     classes: list[Label]
     images: int
     scanned: int
-    record: dict[str, Any]
+    result: StepResult
 
 
 def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None) -> Forgotten:
-    """Remove the classes called ``names``. There is no way back, so no earlier version stays either."""
+    """Remove classes. It cannot be undone, so all earlier versions are removed too."""
     place.check()
     with place.writing():
         model = place.load(runtime, images=True)
-        gone = [_called(model, name) for name in dict.fromkeys(names)]
+        gone = [_find_class(model, name) for name in dict.fromkeys(names)]
         if len(gone) == len(model.classes):
-            raise UsageError(f"those are all classes of {place.path}: remove the directory instead")
-        files = [file for name in gone for kind in KINDS for file in (place.path / kind / folder_name(name)).glob("*")]
-        contents = {file.stem: digest(file.read_bytes()) for file in files}
+            raise UsageError(f"these are all classes of {place.path}: delete the directory instead")
+        files = [file for name in gone for file in place.image_files(name)]
+        contents = {_stem(file): digest(place.directory.read_bytes(file)) for file in files}
         model.drop(gone)
-        model.steps = [scrubbed(record, gone) for record in model.steps]
-        record = _record(model, len(gone))
-        model.steps.append(record)
-        place.abandon()
+        model.steps = [without_classes(step, gone) for step in model.steps]
+        result = _evaluate(model, len(gone))
+        model.steps.append(result)
+        place.abandon_step()
         place.commit(model, fresh=True)
-        shared = {name for kind in KINDS for mine in place.images()[kind] for name in mine}  # another class's too
+        images = place.images_of(place.config())
+        shared = {name for kind in KINDS for mine in images.of(kind) for name in mine}  # also in another class
         scanned = verify(place, gone, {name: data for name, data in contents.items() if name not in shared})
-    return Forgotten(gone, len(contents), scanned, record)
+    return Forgotten(gone, len(contents), scanned, result)
 
 
-def _called(model: Model, name: str) -> Label:
-    """The class whose label reads ``name``."""
+def _find_class(model: Model, name: str) -> Label:
+    """Return the class with this name."""
     known = {str(label): label for label in model.classes}
     if name not in known:
-        raise unknown("class", name, known)
+        raise unknown_name("class", name, known)
     return known[name]
 
 
-def scrubbed(record: Mapping[str, Any], gone: Sequence[Label]) -> dict[str, Any]:
-    """A record without a word of the classes that are gone; its figures stay what they were."""
-    clean = dict(record)
-    for name in ("classes", "extended"):
-        clean[name] = [label for label in record.get(name, []) if label not in gone]
-    clean["per_class"] = [entry for entry in record["per_class"] if entry["class"] not in gone]
-    return clean
+def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
+    """Return a result that does not mention the removed classes; its figures stay."""
+    return replace(
+        step,
+        classes=[label for label in step.classes if label not in gone],
+        extended=[label for label in step.extended if label not in gone],
+        per_class=[entry for entry in step.per_class if entry.name not in gone],
+    )
 
 
-def _record(model: Model, count: int) -> dict[str, Any]:
-    said = predict_all(model.method, model.holdout, model.augment, model.settings.runtime)
-    return {
-        "step": len(model.steps) + 1,
-        "kind": "forget",
-        "when": now(),
-        "classes": [],
-        "extended": [],
-        "count": count,
-        **verdict(said, len(model.classes), model.classes),
-        "accuracy_new": None,
-        "equipoise": __version__,
-    }
+def _evaluate(model: Model, count: int) -> StepResult:
+    predictions = predict_all(model.over(model.holdout))
+    labels, predicted, classes = predictions.labels, predictions.top1, len(model.classes)
+    correct = labels == predicted
+    return StepResult(
+        step=len(model.steps) + 1,
+        kind="forget",
+        forgotten=count,
+        seen=classes,
+        new=0,
+        accuracy=metrics.accuracy(correct),
+        accuracy_top5=metrics.accuracy(predictions.in_top5),
+        accuracy_old=metrics.accuracy(correct),
+        total_old=len(labels),
+        errors=metrics.error_counts(labels, predicted, classes),
+        per_step=metrics.per_step(labels, predicted, model.method.steps),
+        per_class=metrics.per_class(labels, predicted, model.classes),
+        exemplars=len(model.memory),
+        finished=now(),
+        equipoise=__version__,
+    )
 
 
 def verify(place: ModelDir, gone: Sequence[Label], images: Mapping[str, bytes]) -> int:
-    """Look through every file for what should be gone; returns how many there were."""
-    files = [file for file in place.path.rglob("*") if file.is_file()]
+    """Search every file for remains of the removed classes; return the number of files."""
+    files = [entry.name for entry in place.directory.walk() if entry.kind == "file"]
     contents = set(images.values())
     for file in files:
-        data = file.read_bytes()
-        if file.stem in images or digest(data) in contents or _names(file, data, gone, images):
-            raise RunError(f"the classes are forgotten, but {file} could not be cleared of them: look at it yourself")
+        data = place.directory.read_bytes(file, MAX_TENSOR_BYTES)
+        if _stem(file) in images or digest(data) in contents or _mentions(file, data, gone, images):
+            raise RunError(
+                f"the classes are forgotten, but {place.path / file} still contains something of them: check it"
+            )
     return len(files)
 
 
-def _names(file: Path, data: bytes, gone: Sequence[Label], images: Mapping[str, bytes]) -> bool:
-    """Whether a file of ours that lists things lists something that is gone."""
-    if file.name not in ("config.json", "steps.json", "images.json"):
+def _stem(file: str) -> str:
+    return file.rpartition("/")[2].partition(".")[0]
+
+
+def _mentions(file: str, data: bytes, gone: Sequence[Label], images: Mapping[str, bytes]) -> bool:
+    """Return whether one of our JSON files mentions something that should be gone."""
+    if file.rpartition("/")[2] not in ("config.json", "steps.json", "images.json"):
         return False
     text = data.decode(errors="replace")
-    return any(f'"{name}"' in text for name in images) or any(f'"class": "{name}"' in text for name in gone)
+    names = [f'"name": {json.dumps(name, ensure_ascii=False)}' for name in gone]
+    return any(f'"{name}"' in text for name in images) or any(name in text for name in names)

@@ -1,4 +1,4 @@
-"""Teach a model in a directory from a folder of pictures."""
+"""Teach a model in a directory the classes of a folder of photos."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from typing import Any
 
 import torch
 
-from equipoise.app.folder import Survey, read, short_side, survey
-from equipoise.app.model import Label, Model, Shape
-from equipoise.app.modeldir import ModelDir
-from equipoise.app.pictures import identify
-from equipoise.app.pretrained import load_weights
-from equipoise.app.teach import Teaching, already_known, prepare
+from equipoise.app.model import Model
+from equipoise.app.model_dir import PENDING, ModelDir
+from equipoise.app.photo_folder import FolderScan, read_images, scan_folder, short_side
+from equipoise.app.step_plan import StepPlan, already_known, prepare
+from equipoise.app.stored_images import identify
+from equipoise.core.config import build, parse_value
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images, check_size, digest
+from equipoise.data.decoding import check_size
+from equipoise.data.images import Images, digest
 from equipoise.data.sources import options
 from equipoise.data.sources.folder import MEAN, STD
+from equipoise.engine.checkpoint import StepCheckpoint
+from equipoise.engine.learner import Shape
+from equipoise.engine.recipes import resolve
+from equipoise.engine.results import Label, StepResult
+from equipoise.engine.settings import Settings
 from equipoise.errors import DataError, UsageError
 from equipoise.learn.runtime import Runtime
-from equipoise.settings import build, literal
-from equipoise.study.progress import Reporter
-from equipoise.study.recipe import Settings, resolve
-from equipoise.study.stages import Stages
+from equipoise.learn.stage import TrainListener
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a user may ask of a step. None leaves it as it is, or to us."""
+class LearnOptions:
+    """What a user may ask of a step; None means the default or the model's own setting."""
 
     method: str | None = None
     backbone: str | None = None
@@ -46,9 +49,11 @@ class Wishes:
     """Any other setting, by section."""
 
     def sections(self) -> dict[str, dict[str, Any]]:
+        """Return all settings by section."""
         sections = {section: dict(values) for section, values in self.overrides.items()}
         named = [
             ("net", "backbone", self.backbone),
+            ("net", "weights", None if self.weights is None else str(self.weights)),
             ("memory", "size", self.memory),
             ("train", "epochs", self.epochs),
             ("data", "size", self.image_size),
@@ -59,125 +64,144 @@ class Wishes:
         return sections
 
 
-class Onlooker(Reporter):
-    """Says nothing. The command line's has something to show."""
+class LearnListener(TrainListener):
+    """Hears of everything in a step, and ignores it; override what you need."""
 
-    def reading(self, found: Survey) -> None:
+    def reading(self, found: FolderScan) -> None:
         """Images are about to be decoded."""
 
     def decoded(self, count: int) -> None:
-        """So many more were."""
+        """``count`` more images were decoded."""
 
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Something the user should know."""
 
-    def plan(self, teaching: Teaching, found: Survey, seconds: float, epochs_done: int) -> None:
-        """All is ready, and will take some ``seconds``."""
+    def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
+        """The step is ready and will take about ``seconds``; ``epochs_done`` were trained before an interruption."""
 
-    def learned(self, record: Mapping[str, Any], model: Model) -> None:
-        """The step is done and saved."""
+    def learned(self, result: StepResult, model: Model) -> None:
+        """The step is finished and saved."""
+
+    def close(self) -> None:
+        """Clean up the screen."""
 
 
 def learn_folder(
-    place: ModelDir, folder: Path, wishes: Wishes, onlooker: Onlooker | None = None, dry_run: bool = False
-) -> dict[str, Any] | None:
-    """Learn the classes of ``folder``; the model is as it was until the step is whole. Returns the step's record."""
-    onlooker = onlooker or Onlooker()
+    place: ModelDir, folder: Path, wanted: LearnOptions, listener: LearnListener | None = None, dry_run: bool = False
+) -> StepResult | None:
+    """Learn the classes of a folder. The model does not change until the step is complete.
+
+    Returns
+    -------
+    StepResult or None
+        The result of the step; None for a dry run.
+    """
+    listener = listener or LearnListener()
     place.check_free()
-    found = survey(folder)
+    found = scan_folder(folder)
     if dry_run:
-        teaching = make_ready(place, found, wishes, onlooker)
-        onlooker.plan(teaching, found, teaching.estimate(), 0)
+        plan = plan_step(place, found, wanted, listener)
+        listener.plan(plan, found, plan.estimate_seconds(), 0)
         return None
     with place.writing():
-        teaching = make_ready(place, found, wishes, onlooker)
-        model = teaching.model
-        version = place.config()["version"] if place.exists else "none"
-        about = f"{version} {model.settings.identity()} {model.classes}"
-        stages = Stages(place.pending, digest(about.encode() + teaching.images.fingerprint()).hex())
-        if stages.dropped:
-            onlooker.note("another step had been stopped here; what was learned of it is dropped")
-        onlooker.plan(teaching, found, teaching.estimate(), stages.epochs)
-        record = teaching.learn(onlooker, stages)
-        record["files_left_out"] = len(found.left_out)
+        plan = plan_step(place, found, wanted, listener)
+        model = plan.model
+        checkpoint = _checkpoint(place, plan)
+        if checkpoint.dropped:
+            listener.note("the checkpoint of another interrupted step was deleted")
+        listener.plan(plan, found, plan.estimate_seconds(), checkpoint.epochs)
+        result = replace(plan.learn(listener, checkpoint), skipped_files=len(found.skipped))
+        model.steps[-1] = result
         place.commit(model)
-        stages.clear()
-        onlooker.learned(record, model)
-        return record
+        checkpoint.clear()
+        listener.learned(result, model)
+        return result
 
 
-def make_ready(place: ModelDir, found: Survey, wishes: Wishes, onlooker: Onlooker) -> Teaching:
-    """The model opened, the pictures read, the step prepared."""
-    model = open_model(place, found, wishes)
+def _checkpoint(place: ModelDir, plan: StepPlan) -> StepCheckpoint:
+    """Return the checkpoint of a step, identified by the model's version, the settings and the images."""
+    model = plan.model
+    version = place.config().version if place.exists else "none"
+    images = plan.images.fingerprint()
+    identities = [
+        digest(f"{version} {identity} {model.classes}".encode() + images).hex()
+        for identity in (model.settings.identity(), model.settings.identity_v1())
+    ]
+    return StepCheckpoint(place.directory, PENDING, identities[0], identities[1:])
+
+
+def plan_step(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener: LearnListener) -> StepPlan:
+    """Open the model, read the photos and prepare the step."""
+    model = open_model(place, found, wanted)
     labels = {name: as_label(name, model) for name in found.classes}
-    if not wishes.extend:
+    if not wanted.extend:
         for label in labels.values():
             if label in model.classes:
-                raise already_known(model, label)  # before all pictures are read
-    images = {labels[str(name)]: mine for name, mine in images_of(found, model, wishes, onlooker).items()}
+                raise already_known(model, label)  # before all photos are read
+    images = {labels[str(name)]: mine for name, mine in read_new_images(found, model, wanted, listener).items()}
     model.settings.runtime.start()
-    return prepare(model, images, wishes.holdout, wishes.extend, wishes.sections().get("train", {}))
+    return prepare(model, images, wanted.holdout, wanted.extend, wanted.sections().get("train", {}))
 
 
 def as_label(name: str, model: Model) -> Label:
-    """The label that a folder's name means: a model begun in Python may have numbers or truth values."""
+    """Return the label for a folder's name: a model created in Python may have numbers or booleans."""
     known = {str(label): label for label in model.classes}
     if name in known or not model.classes or isinstance(model.classes[0], str):
         return known.get(name, name)
-    label = literal(name)
+    label: Label = parse_value(name)
     if type(label) is not type(model.classes[0]):
-        raise UsageError(f"the labels of this model are like {model.classes[0]!r}, so no class can be called '{name}'")
+        raise UsageError(f"the labels of this model are like {model.classes[0]!r}, but the folder is called '{name}'")
     return label
 
 
-def open_model(place: ModelDir, found: Survey, wishes: Wishes) -> Model:
-    """The model in ``place`` with what may be changed of it, or a new one."""
-    runtime = build(Runtime, wishes.sections().get("runtime", {}), "runtime")
-    _check_used(wishes, runtime)
+def open_model(place: ModelDir, found: FolderScan, wanted: LearnOptions) -> Model:
+    """Return the model in ``place`` with changed settings, or a new one."""
+    runtime = build(Runtime, wanted.sections().get("runtime", {}), "runtime")
+    _reject_experiment_settings(wanted, runtime)
     if not place.exists:
-        return new_model(found, wishes)
+        return new_model(found, wanted)
     model = place.load(runtime, images=True)
-    model.check_takes_pictures()
-    _check_same(model, wishes)
-    model.resize_memory(wishes.sections().get("memory", {}))
+    model.check_takes_photos()
+    _reject_changes(model, wanted)
+    model.change_memory(wanted.sections().get("memory", {}))
     return model
 
 
-def _check_used(wishes: Wishes, runtime: Runtime) -> None:
-    """Refuse settings that only experiments have: here they would do nothing."""
-    idle = [f"data.{name}" for name in wishes.overrides.get("data", {}) if name in options("folder") and name != "size"]
-    idle += [f"stream.{name}" for name in wishes.overrides.get("stream", {})]
-    idle += [f"runtime.{name}" for name in ("devices", "nodes") if getattr(runtime, name) > 1]
-    if idle:
-        raise UsageError(f"{idle[0]} is for experiments, and does nothing where a model is taught: leave it out")
+def _reject_experiment_settings(wanted: LearnOptions, runtime: Runtime) -> None:
+    """Raise an error for settings that only experiments have and that would do nothing here."""
+    unused = [
+        f"data.{name}" for name in wanted.overrides.get("data", {}) if name in options("folder") and name != "size"
+    ]
+    unused += [f"stream.{name}" for name in wanted.overrides.get("stream", {})]
+    unused += [f"runtime.{name}" for name in ("devices", "nodes") if getattr(runtime, name) > 1]
+    if unused:
+        raise UsageError(f"{unused[0]} is only for experiments and has no effect on a model: remove it")
 
 
-def new_model(found: Survey, wishes: Wishes) -> Model:
-    sections = wishes.sections()
-    settings = resolve("folder", wishes.method or "wa", wishes.recipe, wishes.seed or 0, sections)
+def new_model(found: FolderScan, wanted: LearnOptions) -> Model:
+    """Return a new model for the photos of a folder."""
+    sections = wanted.sections()
+    settings = resolve("folder", wanted.method or "wa", wanted.recipe, wanted.seed or 0, sections)
     settings = fit_to_backbone(settings, sections)
     if "size" not in sections.get("data", {}):
         size = size_for(settings.net.backbone, short_side(found))
         settings = replace(settings, data=settings.data | {"size": size})
     shape = (3, settings.data["size"], settings.data["size"])
     check_size(shape[1])
-    model = Model.blank(settings, shape, photograph_augment(shape, settings))
-    if wishes.weights is not None:
-        load_weights(model.method, wishes.weights)
-    return model
+    return Model.create(settings, shape, photo_augment(shape, settings))
 
 
-def photograph_augment(shape: Shape, settings: Settings) -> Augment:
-    """How pictures are varied and normalised: moved and mirrored, with the statistics of photographs."""
+def photo_augment(shape: Shape, settings: Settings) -> Augment:
+    """Return the augmentation of photos: shifted and flipped, normalised with ImageNet's statistics."""
     mean, std = (MEAN, STD) if shape[0] == 3 else ((0.5,), (0.25,))
     augment = replace(Augment(mean, std, pad=max(shape[1] // 8, 1), flip=True), **settings.augment)
     if augment.resized_crop:
-        raise UsageError("augment.resized_crop is for experiments: a model keeps its images at one size")
+        raise UsageError("augment.resized_crop is only for experiments: a model stores its images at one size")
     return augment
 
 
 def fit_to_backbone(settings: Settings, given: Mapping[str, Mapping[str, Any]]) -> Settings:
-    """Clipped weights presume features that are never negative (Sec. 4.3), which timm's may be."""
+    """Turn clipping off for timm networks: it assumes features that are never negative (Sec. 4.3)."""
     if (
         settings.net.backbone.startswith("timm:")
         and "clip" in settings.fields
@@ -188,52 +212,56 @@ def fit_to_backbone(settings: Settings, given: Mapping[str, Mapping[str, Any]]) 
 
 
 def size_for(backbone: str, short_side: int) -> int:
-    """Pixels a picture is seen with: 224 for large networks, else 32 for small pictures and 64 for others."""
+    """Choose the image size: 224 pixels for large networks, else 32 for small images and 64 for others."""
     if backbone == "resnet18" or backbone.startswith("timm:"):
         return 224
     return 32 if short_side < 48 else 64
 
 
-def _check_same(model: Model, wishes: Wishes) -> None:
-    """Refuse what a model cannot change any more."""
+def _reject_changes(model: Model, wanted: LearnOptions) -> None:
+    """Raise an error for settings that are fixed when a model is created."""
     settings = model.settings
-    wanted = {
-        "method": (wishes.method, settings.method),
-        "backbone": (wishes.backbone, settings.net.backbone),
-        "image-size": (wishes.image_size, model.shape[1]),
-        "recipe": (wishes.recipe, settings.recipe),
-        "seed": (wishes.seed, settings.seed),
+    fixed = {
+        "method": (wanted.method, settings.method),
+        "backbone": (wanted.backbone, settings.net.backbone),
+        "image-size": (wanted.image_size, model.shape[1]),
+        "recipe": (wanted.recipe, settings.recipe),
+        "seed": (wanted.seed, settings.seed),
     }
-    for option, (asked, is_) in wanted.items():
-        if asked is not None and asked != is_:
-            raise UsageError(f"--{option} is {asked}, but this model was begun with {is_}: leave it out, or begin anew")
-    asked_runtime = wishes.sections().get("runtime", {})
-    precision = build(Runtime, asked_runtime, "runtime").precision
-    if "precision" in asked_runtime and precision != settings.runtime.precision:
-        raise UsageError(
-            f"runtime.precision is {precision}, but this model was begun with {settings.runtime.precision}: "
-            "leave it out, or begin anew"
-        )
-    if wishes.weights is not None:
-        raise UsageError("--weights is for the first step of a model: this one has learned already")
-    fixed = [section for section in wishes.overrides if section not in ("train", "memory", "runtime")]
-    if fixed:
-        raise UsageError(f"settings of '{fixed[0]}' are for the first step of a model: this one has learned already")
+    for option, (asked, current) in fixed.items():
+        if asked is not None and asked != current:
+            raise conflict(f"--{option} {asked}", current)
+    runtime = wanted.sections().get("runtime", {})
+    precision = build(Runtime, runtime, "runtime").precision
+    if "precision" in runtime and precision != settings.runtime.precision:
+        raise conflict(f"runtime.precision={precision}", settings.runtime.precision)
+    if wanted.weights is not None:
+        raise UsageError("--weights is only for the first step of a model: this one is trained already")
+    sections = [section for section in wanted.overrides if section not in ("train", "memory", "runtime")]
+    if sections:
+        raise UsageError(f"settings of '{sections[0]}' are fixed when a model is created: remove them")
 
 
-def images_of(found: Survey, model: Model, wishes: Wishes, onlooker: Onlooker) -> dict[Label, Images]:
-    """The good images; with ``strict``, all must be."""
+def conflict(asked: str, current: object) -> UsageError:
+    """Return the error for an option that differs from the model's own setting."""
+    return UsageError(f"{asked} conflicts with this model ({current}): remove it, or create a new model")
+
+
+def read_new_images(
+    found: FolderScan, model: Model, wanted: LearnOptions, listener: LearnListener
+) -> dict[Label, Images]:
+    """Decode the images of a folder; with ``strict``, a skipped file is an error."""
     known: dict[str, str] = {}
-    for name, parts in model.known().items():
+    for name, parts in model.images_by_class().items():
         for part in parts:
             known |= {identify(pixels): str(name) for pixels in part.read(torch.arange(len(part)))}
-    onlooker.reading(found)
-    images = read(found, model.shape[1], known, onlooker.decoded)
-    if wishes.strict and found.left_out:
-        first = found.left_out[0]
-        more = f" (and {len(found.left_out) - 1} more)" if len(found.left_out) > 1 else ""
-        raise DataError(f"{first.path}: {first.why}{more}; nothing was learned, because --strict was asked for")
+    listener.reading(found)
+    images = read_images(found, model.shape[1], known, listener.decoded)
+    if wanted.strict and found.skipped:
+        first = found.skipped[0]
+        more = f" (and {len(found.skipped) - 1} more)" if len(found.skipped) > 1 else ""
+        raise DataError(f"{first.path}: {first.reason}{more}; nothing was learned because of --strict")
     if not images:
-        first = found.left_out[0]
-        raise DataError(f"no image in {found.root} can be learned from (the first: {first.path}: {first.why})")
+        first = found.skipped[0]
+        raise DataError(f"no image in {found.root} can be used (the first: {first.path}: {first.reason})")
     return images

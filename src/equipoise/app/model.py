@@ -1,4 +1,4 @@
-"""A model in memory: all that prediction and the next step need."""
+"""A model in memory: everything that predictions and the next step need."""
 
 from __future__ import annotations
 
@@ -10,128 +10,129 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from equipoise import methods
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, TensorStore, join
 from equipoise.data.memory import Memory
+from equipoise.engine.learner import Learner, Shape
+from equipoise.engine.results import Label, StepResult
+from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
+from equipoise.learn.inference import InferencePass
 from equipoise.learn.method import Method
-from equipoise.learn.trainer import run_over
-from equipoise.seeding import seed_everything
-from equipoise.study.recipe import Settings
-
-Label = str | int | float | bool
-Shape = tuple[int, int, int]
 
 
 @dataclass
 class Model:
-    """A class's number is its place in ``classes``."""
+    """A learner with the names of its classes; the index of a class is its position in ``classes``."""
 
-    settings: Settings
+    learner: Learner
     shape: Shape
     """Channels, height and width of its images."""
-    augment: Augment
-    method: Method
-    memory: Memory
     holdout: Images
     """Images that are never trained on."""
     classes: list[Label] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    """What happened, a record a step."""
+    steps: list[StepResult] = field(default_factory=list)
+    """What happened, one result per step."""
 
     @staticmethod
-    def blank(settings: Settings, shape: Shape, augment: Augment) -> Model:
-        """Nothing learned yet."""
-        if (settings.net.backbone == "mlp") != (shape[1:] == (1, 1)):
+    def create(settings: Settings, shape: Shape, augment: Augment) -> Model:
+        """Return a model that knows nothing yet."""
+        if (settings.net.backbone == "mlp") != is_features(shape):
             raise UsageError(
-                f"mlp is the backbone for rows of features, and {settings.net.backbone} was asked for {shape}"
+                f"the backbone {settings.net.backbone} does not fit inputs of shape {shape}: "
+                "use mlp for rows of features, and any other for images"
             )
-        augment.check(shape[0])
-        method = make_method(settings, shape)
-        return Model(settings, shape, augment, method, settings.make_memory(), nothing(shape))
+        learner = Learner.create(settings, shape, augment)
+        if learner.method.rehearsal == "all":
+            raise UsageError(
+                f"{settings.method} trains on all images it has ever seen, but a model keeps only some: "
+                "choose another method, such as wa"
+            )
+        return Model(learner, shape, no_images(shape))
+
+    @property
+    def settings(self) -> Settings:
+        return self.learner.settings
+
+    @property
+    def augment(self) -> Augment:
+        return self.learner.augment
+
+    @property
+    def method(self) -> Method:
+        return self.learner.method
+
+    @property
+    def memory(self) -> Memory:
+        return self.learner.memory
 
     def copy(self) -> Self:
-        """Another one, that can be taught without changing this one."""
-        return replace(
-            self,
-            method=copy.deepcopy(self.method),
-            memory=copy.copy(self.memory),
-            classes=list(self.classes),
-            steps=copy.deepcopy(self.steps),
-        )
+        """Return an independent copy."""
+        learner = replace(self.learner, method=copy.deepcopy(self.method), memory=copy.copy(self.memory))
+        return replace(self, learner=learner, classes=list(self.classes), steps=list(self.steps))
 
-    def resize_memory(self, changes: Mapping[str, Any]) -> None:
-        """Another size of the memory, or way of choosing; what is kept stays until the next step."""
-        self.settings = replace(self.settings, memory=self.settings.memory | dict(changes))
-        kept, self.memory = self.memory.kept, self.settings.make_memory()
-        self.memory.kept = kept
+    def change_memory(self, changes: Mapping[str, Any]) -> None:
+        """Change the settings of the memory; its exemplars stay until the next step."""
+        learner, exemplars = self.learner, self.memory.exemplars
+        learner.settings = replace(learner.settings, memory=learner.settings.memory | dict(changes))
+        learner.memory = learner.settings.make_memory()
+        learner.memory.exemplars = exemplars
 
     def without_images(self) -> Self:
-        """The same model, to predict with and not to teach: neither exemplars nor held-out images."""
-        return replace(self, memory=self.settings.make_memory(), holdout=nothing(self.shape))
+        """Return the model without exemplars and held-out images: it predicts but learns no more."""
+        learner = replace(self.learner, memory=self.settings.make_memory())
+        return replace(self, learner=learner, holdout=no_images(self.shape))
 
-    def probabilities(self, pixels: Tensor) -> Tensor:
-        """Of each class, for a batch of images as the stores keep them."""
-        self.method.eval()
-        runtime = self.settings.runtime
-        with torch.no_grad():
-            scores = self.method.predict(runtime.move(self.augment.normalise(pixels)))
-        return scores.float().softmax(1).cpu()
+    def over(self, images: Images) -> InferencePass:
+        """Return a pass over images in evaluation mode."""
+        return InferencePass(self.method, images, self.augment, self.settings.runtime)
 
-    def probabilities_of(self, images: Images) -> Tensor:
-        """The same for images in a store, in batches."""
-        return run_over(self.method, self.method.predict, images, self.augment, self.settings.runtime).softmax(1)
+    def probabilities(self, images: Images) -> Tensor:
+        """Return the probability of each class: one row per image."""
+        if not len(images):
+            return torch.zeros(0, len(self.classes))
+        return self.over(images).map_features(self.method.classify).softmax(1)
 
-    def check_takes_pictures(self) -> None:
-        """Refuse pictures from files where the model was taught with something else."""
+    def check_takes_photos(self) -> None:
+        """Raise an error for image files if the model was trained on something else."""
         if self.shape[0] != 3 or self.shape[1] != self.shape[2] or self.shape[1] == 1:
-            what = f"rows of {self.shape[0]} features" if self.shape[1:] == (1, 1) else f"arrays of shape {self.shape}"
-            raise UsageError(f"this model was taught with {what}, not with pictures: use it from Python, with eq.load")
+            what = f"rows of {self.shape[0]} features" if is_features(self.shape) else f"arrays of shape {self.shape}"
+            raise UsageError(f"this model was trained on {what}, not on image files: use it from Python with eq.load")
 
-    def held(self, place: int) -> Images:
-        return self.holdout.select(self.holdout.labels == place)
+    def held_out(self, index: int) -> Images:
+        """Return the held-out images of a class."""
+        return self.holdout.select(self.holdout.labels == index)
 
     def drop(self, names: Iterable[Label]) -> None:
-        """Forget classes: their rows in the head, their exemplars, their held-out images."""
+        """Remove classes: their rows in the head, exemplars and held-out images."""
         gone = set(names)
-        keep = torch.tensor([place for place, name in enumerate(self.classes) if name not in gone], dtype=torch.long)
-        self.method.keep(keep)
-        self.memory.keep(keep)
+        keep = torch.tensor([index for index, name in enumerate(self.classes) if name not in gone], dtype=torch.long)
+        self.method.keep_classes(keep)
+        self.memory.keep_classes(keep)
         lookup = torch.full((len(self.classes),), -1)
         lookup[keep] = torch.arange(len(keep))
         holdout = self.holdout.relabel(lookup)
         self.holdout = holdout.select(holdout.labels >= 0)
-        self.classes = [self.classes[place] for place in keep.tolist()]
+        self.classes = [self.classes[index] for index in keep.tolist()]
 
-    def known(self) -> dict[Label, tuple[Images, Images]]:
-        """Exemplars and held-out images of each class."""
-        none = nothing(self.shape)
-        return {n: (self.memory.kept.get(c, none), self.held(c)) for c, n in enumerate(self.classes)}
-
-
-def make_method(settings: Settings, shape: Shape) -> Method:
-    """A method that knows nothing yet."""
-    method = methods.make(settings.method, settings.fields)
-    if method.rehearses == "everything":
-        raise UsageError(
-            f"the method {settings.method} trains on every image it has ever seen, and a model keeps only some: "
-            "choose another, as wa"
-        )
-    if method.needs_exemplars and settings.memory["size"] == 0:
-        raise UsageError(f"the method {settings.method} needs exemplars, and the memory is 0: give it a number")
-    seed_everything(settings.seed, "build")
-    method.build(settings.architecture(shape))
-    return method.to(settings.runtime.device)
+    def images_by_class(self) -> dict[Label, tuple[Images, Images]]:
+        """Return the exemplars and held-out images of each class."""
+        none = no_images(self.shape)
+        return {n: (self.memory.exemplars.get(c, none), self.held_out(c)) for c, n in enumerate(self.classes)}
 
 
-def nothing(shape: Shape) -> Images:
-    """No images."""
-    dtype = torch.float32 if shape[1:] == (1, 1) else torch.uint8
+def is_features(shape: Shape) -> bool:
+    """Return whether inputs of this shape are rows of features."""
+    return shape[1:] == (1, 1)
+
+
+def no_images(shape: Shape) -> Images:
+    """Return an empty set of images."""
+    dtype = torch.float32 if is_features(shape) else torch.uint8
     return Images(TensorStore(torch.empty((0, *shape), dtype=dtype)), torch.arange(0), torch.arange(0))
 
 
-def collect(images: Mapping[Any, Images], shape: Shape) -> Images:
-    """Images of several classes, labelled 0, 1, 2, … in the order of the mapping."""
-    parts = [replace(part, labels=torch.full((len(part),), place)) for place, part in enumerate(images.values())]
-    return join(parts) if parts else nothing(shape)
+def collect(images: Mapping[Any, Images], shape: Shape, start: int = 0) -> Images:
+    """Join images of several classes, labelled from ``start`` in the order of the mapping."""
+    parts = [replace(part, labels=torch.full((len(part),), label)) for label, part in enumerate(images.values(), start)]
+    return join(parts) if parts else no_images(shape)

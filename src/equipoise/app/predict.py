@@ -1,63 +1,67 @@
-"""Ask a model about files: any number of them, in batches, with the next ones being decoded meanwhile."""
+"""Predict the classes of image files, any number of them, decoding ahead."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
-from equipoise.app.folder import printable
-from equipoise.app.model import Label, Model
-from equipoise.data.images import decode, decoders
+from equipoise.app.model import Model
+from equipoise.app.photo_folder import printable
+from equipoise.data.decoding import decode
+from equipoise.data.images import Images
 from equipoise.data.index import ENDINGS
+from equipoise.data.prefetch import decoder_pool, map_ahead
+from equipoise.engine.results import Label
 from equipoise.errors import DataError, UsageError
 
 BATCH = 64
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
-"""How image files begin; BMP's two letters are told apart from a path by the zeros that follow."""
+"""First bytes of image files; BMP's two letters are told apart from a path by the zeros that follow."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the model says of one image: the likeliest classes first, or why there is no answer."""
+class Prediction:
+    """The most probable classes of one image, or why there is no prediction."""
 
     path: str
-    guesses: tuple[tuple[Label, float], ...] = ()
+    classes: tuple[tuple[Label, float], ...] = ()
+    """Names with probabilities, the most probable first."""
     error: str | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
         if self.error is not None:
             return {"path": self.path, "error": self.error}
-        guesses = [{"class": name, "probability": round(share, 6)} for name, share in self.guesses]
-        return {"path": self.path, "predictions": guesses}
+        return {
+            "path": self.path,
+            "predictions": [{"class": name, "probability": round(value, 6)} for name, value in self.classes],
+        }
 
 
 Source = tuple[str, str | bytes]
-"""A name to show, and a path or the image itself."""
+"""A name to show, and a path or the content of an image file."""
 
 
-def sources(arguments: Iterable[str]) -> Iterator[Source]:
-    """Files, folders with all that is below them, or ``-``: an image or a list of paths on standard input."""
+def expand_paths(arguments: Iterable[str]) -> Iterator[Source]:
+    """Yield files, all images below folders, and for ``-`` an image or a list of paths on standard input."""
     for argument in arguments:
         if argument == "-":
             yield from _standard_input(sys.stdin.buffer)
         elif os.path.isdir(argument):  # noqa: PTH112 - the name may hold bytes that are not UTF-8
-            yield from _below(argument)
+            yield from _images_below(argument)
         else:
             yield printable(argument), argument
 
 
-def _below(folder: str) -> Iterator[Source]:
+def _images_below(folder: str) -> Iterator[Source]:
     found = False
     for where, inner, names in os.walk(folder):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
@@ -67,7 +71,7 @@ def _below(folder: str) -> Iterator[Source]:
                 path = f"{where}/{name}"
                 yield printable(path), path
     if not found:
-        raise UsageError(f"{folder} has no images below it ({', '.join(ENDINGS)}): name another folder")
+        raise UsageError(f"no images found in {folder} (looked for {', '.join(ENDINGS)})")
 
 
 def _standard_input(stream: BinaryIO) -> Iterator[Source]:
@@ -80,48 +84,48 @@ def _standard_input(stream: BinaryIO) -> Iterator[Source]:
         for line in lines:
             path = os.fsdecode(line.rstrip(b"\r\n"))
             if path:
-                yield from sources([path]) if path != "-" else ()
+                yield from expand_paths([path]) if path != "-" else ()
 
 
-def predict(model: Model, asked: Iterable[Source], top: int = 1, batch: int = BATCH) -> Iterator[Said]:
-    """Answers in the order of the questions. While a batch is in the network, the next one is being decoded."""
-    model.check_takes_pictures()
+def predict(model: Model, sources: Iterable[Source], top: int = 1, batch: int = BATCH) -> Iterator[Prediction]:
+    """Yield a prediction for each source, in order, with the ``top`` most probable classes."""
+    model.check_takes_photos()
     if top < 1:
-        raise UsageError(f"--top is {top}, but it must be at least 1")
-    read = partial(_read, size=model.shape[1])
-    stream = iter(asked)
-    with decoders() as pool:
-        ahead: deque[list[tuple[str, Future[np.ndarray | str]]]] = deque()
-        while True:
-            while len(ahead) < 2 and (questions := list(islice(stream, batch))):
-                ahead.append([(name, pool.submit(read, source)) for name, source in questions])
-            if not ahead:
-                return
-            yield from _answer(model, [(name, future.result()) for name, future in ahead.popleft()], top)
+        raise UsageError(f"--top must be at least 1, got {top}")
+
+    def read(source: Source) -> tuple[str, np.ndarray | str]:
+        name, content = source
+        return name, _decode(content, model.shape[1])
+
+    decoded = map_ahead(read, sources, 2 * batch, decoder_pool())
+    while images := list(islice(decoded, batch)):
+        yield from _predict_batch(model, images, top)
 
 
-def _read(source: str | bytes, size: int) -> np.ndarray | str:
-    """The image, or what is wrong with it."""
+def _decode(content: str | bytes, size: int) -> np.ndarray | str:
+    """Return the image, or what is wrong with it."""
     try:
-        if isinstance(source, bytes):
-            return decode(io.BytesIO(source), size)
-        if os.path.exists(source) and not os.path.isfile(source):  # noqa: PTH110, PTH113 - a pipe would wait for ever
-            return "it is not a file"
-        return decode(source, size)
+        if isinstance(content, bytes):
+            return decode(io.BytesIO(content), size)
+        if os.path.exists(content) and not os.path.isfile(content):  # noqa: PTH110, PTH113 - a pipe would block
+            return "it is not a regular file"
+        return decode(content, size)
     except DataError as error:
         cause = error.__cause__
-        return (cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)) or "it cannot be read"
+        return (cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)) or "cannot read it"
 
 
-def _answer(model: Model, batch: Sequence[tuple[str, np.ndarray | str]], top: int) -> Iterator[Said]:
+def _predict_batch(model: Model, batch: Sequence[tuple[str, np.ndarray | str]], top: int) -> Iterator[Prediction]:
     images = [image for _, image in batch if not isinstance(image, str)]
+    rows: Iterator[tuple[list[int], list[float]]] = iter(())
     if images:
         pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-        best = model.probabilities(pixels).topk(min(top, len(model.classes)), dim=1)
-        answers = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        found = Images.of(pixels, torch.zeros(len(pixels), dtype=torch.long))
+        best = model.probabilities(found).topk(min(top, len(model.classes)), dim=1)
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     for name, image in batch:
         if isinstance(image, str):
-            yield Said(name, error=image)
+            yield Prediction(name, error=image)
         else:
-            places, shares = next(answers)
-            yield Said(name, tuple((model.classes[c], share) for c, share in zip(places, shares, strict=True)))
+            indices, values = next(rows)
+            yield Prediction(name, tuple((model.classes[c], value) for c, value in zip(indices, values, strict=True)))

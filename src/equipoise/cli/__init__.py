@@ -1,4 +1,4 @@
-"""The command line. Only strings and numbers live here: torch is imported when a command runs, not for ``--help``."""
+"""The command line. Modules here use plain types only: torch is imported when a command runs, not for ``--help``."""
 
 from __future__ import annotations
 
@@ -13,63 +13,62 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from equipoise.cli import data, model, study  # noqa: F401 - they add their commands
-from equipoise.cli.base import app
-from equipoise.errors import EquipoiseError, ToldError, sentence
-from equipoise.signals import undisturbed
-from equipoise.started import speaks
+from equipoise.cli import data, experiments, models  # noqa: F401 - they add their commands
+from equipoise.cli.app import app
+from equipoise.core.launch_env import is_main_process
+from equipoise.core.signals import defer_signals
+from equipoise.errors import EquipoiseError, ReportedError, describe_os_error
 
-RESUMED = ("run", "compare", "ablate", "learn")
-"""Commands that go on where they stopped."""
+RESUMABLE = ("run", "compare", "ablate", "learn")
+"""Commands that continue where they stopped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command; a mistake of the user's is one sentence and exit code 2."""
+    """Run a command; a user error prints one sentence and exits with 2."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a γ must not end a run whose terminal has no Greek
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
+            stream.reconfigure(errors="replace")  # a γ must not end a run in a terminal without Greek letters
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C
     try:
         if not {"--help", "-h", "--version"} & set(tokens) and tokens:
             _load_engine(tokens[0])
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)", silent=not speaks())
+        _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)", silent=not is_main_process())
     except EquipoiseError as error:
-        _fail(str(error), silent=isinstance(error, ToldError))
+        _fail(str(error), silent=isinstance(error, ReportedError))
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # whoever read our output has left
+        if isinstance(error, BrokenPipeError):  # the reader of our output has exited
             _mute()
             sys.exit(1)
         _mute()
-        _fail(sentence(error))
+        _fail(describe_os_error(error))
     except KeyboardInterrupt:
-        print(f"\nstopped{_how_to_go_on(tokens)}", file=sys.stderr)
+        print(f"\nstopped{_resume_hint(tokens)}", file=sys.stderr)
         sys.exit(130)
     sys.exit(0)
 
 
 def _mute() -> None:
-    """Point stdout elsewhere, so that Python's own flush at exit does not complain."""
+    """Redirect stdout, so that Python's flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _load_engine(command: str) -> None:
-    """Import torch where a command will; interrupted in the middle of that, it would leave ruins and tracebacks."""
+    """Import torch for commands that need it; an interruption inside torch would print a traceback."""
     if command in ("methods", "datasets", "recipes", "report", "history", "card") or command not in app:
         return
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # see study/processes.py; torch reads it once
-    with undisturbed():
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # see study/process_group.py; torch reads it once
+    with defer_signals():
         importlib.import_module("torch")
+        importlib.import_module("equipoise.learn.runtime").keep_freed_memory()
 
 
-def _how_to_go_on(tokens: Sequence[str]) -> str:
-    if _command(tokens).strip() not in RESUMED:
+def _resume_hint(tokens: Sequence[str]) -> str:
+    if _command(tokens).strip() not in RESUMABLE:
         return ""
-    return (
-        f"; every finished epoch is saved, and the same command goes on from there:\n  equipoise {shlex.join(tokens)}"
-    )
+    return f"; every finished epoch is saved, run the same command to continue:\n  equipoise {shlex.join(tokens)}"
 
 
 def _command(tokens: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Options that several commands share. No torch here: ``--help`` reads them."""
+"""Options that several commands share. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,50 +10,51 @@ from cyclopts import Parameter
 
 
 @dataclass(frozen=True)
-class Common:
-    """What all commands that learn share."""
+class CommonOptions:
+    """Options of all experiments."""
 
     recipe: Annotated[
-        str | None, Parameter(help="Published settings by name, or your own TOML file: see `equipoise recipes`.")
+        str | None,
+        Parameter(help="Name of a recipe (see `equipoise recipes`) or a TOML file (default: the data set's)."),
     ] = None
-    data_root: Annotated[Path | None, Parameter(help="Where the data lies, or is downloaded to.")] = None
-    memory: Annotated[int | None, Parameter(help="Images of old classes that may be kept.")] = None
-    epochs: Annotated[int | None, Parameter(help="Epochs a step.")] = None
-    order: Annotated[str | None, Parameter(help="The order of classes: 1993, icarl, natural, any seed, or a list.")] = (
-        None
-    )
+    data_root: Annotated[Path | None, Parameter(help="Where the data is stored or downloaded to.")] = None
+    memory: Annotated[int | None, Parameter(help="Number of exemplars to keep.")] = None
+    epochs: Annotated[int | None, Parameter(help="Epochs per step.")] = None
+    backbone: Annotated[str | None, Parameter(help="Network, for example resnet32, fast or timm:NAME.")] = None
+    weights: Annotated[Path | None, Parameter(help="Safetensors file with pretrained weights of the backbone.")] = None
+    order: Annotated[str | None, Parameter(help="Class order: 1993, icarl, natural, any seed, or a list.")] = None
     set_: Annotated[
         list[str] | None,
         Parameter(
             name="--set",
             negative=(),
-            help="Any other setting, as train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated.",
+            help="Any other setting, for example train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated.",
         ),
     ] = None
     device: Annotated[str | None, Parameter(help="cpu, cuda, mps, …")] = None
-    threads: Annotated[int | None, Parameter(help="CPU threads of a process.")] = None
+    threads: Annotated[int | None, Parameter(help="CPU threads per process.")] = None
     devices: Annotated[
         int | None,
-        Parameter(help="Processes on each machine that learn together, each with a GPU (or cores) of its own."),
+        Parameter(help="Processes per machine that train together, each with its own GPU or cores."),
     ] = None
-    nodes: Annotated[int | None, Parameter(help="Machines that learn together: see docs/scale.md.")] = None
+    nodes: Annotated[int | None, Parameter(help="Machines that train together: see docs/scale.md.")] = None
     compile_: Annotated[
-        bool | None, Parameter(name="--compile", negative=(), help="Compile the network first (torch.compile).")
+        bool | None, Parameter(name="--compile", negative=(), help="Compile the network with torch.compile.")
     ] = None
-    track: Annotated[
-        str, Parameter(help="Tell trackers too, with commas between them: tensorboard, wandb, mlflow.")
-    ] = ""
+    track: Annotated[str, Parameter(help="Comma-separated trackers to log to: tensorboard, wandb, mlflow.")] = ""
 
     def overrides(self) -> dict[str, dict[str, Any]]:
-        """Settings by section, from --set and from the options that have a name of their own."""
-        from equipoise.settings import literal
-        from equipoise.study.recipe import parse_overrides
+        """Return the settings by section, from --set and from the other options."""
+        from equipoise.core.config import parse_value
+        from equipoise.engine.recipes import parse_overrides
 
         overrides = parse_overrides(self.set_ or [])
         named = [
             ("memory", "size", self.memory),
             ("train", "epochs", self.epochs),
-            ("stream", "order", literal(self.order) if self.order and "," in self.order else self.order),
+            ("net", "backbone", self.backbone),
+            ("net", "weights", None if self.weights is None else str(self.weights)),
+            ("stream", "order", parse_value(self.order) if self.order and "," in self.order else self.order),
             ("runtime", "device", self.device),
             ("runtime", "threads", self.threads),
             ("runtime", "devices", self.devices),
@@ -67,10 +68,10 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Options(Common):
-    """What those share that learn one stream."""
+class RunOptions(CommonOptions):
+    """Options of commands with one stream."""
 
-    steps: Annotated[str | None, Parameter(help="A number of equal steps, or their sizes: 5, or 50,10x5.")] = None
+    steps: Annotated[str | None, Parameter(help="Number of equal steps, or their sizes: 5, or 50,10x5.")] = None
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         overrides = super().overrides()
@@ -80,5 +81,5 @@ class Options(Common):
 
 
 def step_count(text: str) -> int | str:
-    """A number is a number of steps, anything else their sizes."""
+    """Parse a number of steps, or leave their sizes as text."""
     return int(text) if text.isdecimal() else text

@@ -1,4 +1,4 @@
-"""Whether a data set is whole: what its files should be, what there is, and what to do about the difference."""
+"""Check that the files of a data set are complete, and say what to do about each problem."""
 
 from __future__ import annotations
 
@@ -11,192 +11,216 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.data.images import decode, in_order
-from equipoise.data.index import ENDINGS, Index, Listing, cache_home, count, list_images
+from equipoise.core.progress_line import track
+from equipoise.data.decoding import decode
+from equipoise.data.index import Index, Listing, cache_dir, count, is_image_name, list_images
+from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.data.sources import cifar100, data_root, load, source
-from equipoise.data.sources.folder import class_folders, layout
-from equipoise.data.sources.imagenet import choose
-from equipoise.data.waiting import counted
+from equipoise.data.sources.folder import class_folders, train_test_folders
+from equipoise.data.sources.imagenet import select_synsets
 from equipoise.errors import DataError
 
 TRAIN_IMAGES = 1_281_167
 COUNTS = {"train": (732, 1300), "val": (50, 50)}
-"""The fewest and most images of a class in ImageNet."""
+"""The smallest and largest number of images per class in ImageNet."""
 HUNDREDTH = "n01855672"
 """The last of ImageNet's first 100 synsets by name."""
 ARCHIVES = {"train": "ILSVRC2012_img_train.tar", "val": "ILSVRC2012_img_val.tar"}
 
+Trees = dict[str, tuple[Path, Listing]]
+"""The directory of each part's class folders, and the images in them."""
+
 
 @dataclass(frozen=True)
-class Fault:
+class Problem:
     """Something that is missing or wrong."""
 
     what: str
-    cure: str
-    """Empty where ``what`` names it already."""
+    remedy: str
+    """Empty if ``what`` includes it."""
     where: tuple[str, ...] = ()
+    """The classes or files concerned; empty if ``what`` names them."""
 
-    def sentence(self, most: int = 8) -> str:
-        """For people: the first places, and how many more there are."""
-        more = f" and {len(self.where) - most:,} more" if len(self.where) > most else ""
-        places = f" ({', '.join(self.where[:most])}{more})" if self.where else ""
-        return f"{self.what}{places}" + (f": {self.cure}" if self.cure else "")
+    def describe(self, limit: int = 8) -> str:
+        """Return one sentence that names at most ``limit`` classes or files."""
+        more = f" and {len(self.where) - limit:,} more" if len(self.where) > limit else ""
+        places = f" ({', '.join(self.where[:limit])}{more})" if self.where else ""
+        return f"{self.what}{places}" + (f": {self.remedy}" if self.remedy else "")
 
 
 @dataclass
-class Finding:
-    """What a check has found."""
+class CheckResult:
+    """What a check found."""
 
     dataset: str
     root: str
     classes: int = 0
     images: dict[str, int] = field(default_factory=dict)
-    """How many images each part has."""
-    faults: list[Fault] = field(default_factory=list)
+    """Number of images in each part."""
+    problems: list[Problem] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
-        return not self.faults
+        return not self.problems
 
-    def blame(self, what: str, cure: str = "", where: Iterable[str] | None = None) -> None:
-        """Note a fault; one that is to be found nowhere is none."""
-        places = tuple(where or ())
-        if places or where is None:
-            self.faults.append(Fault(what, cure, places))
+    def add(self, what: str, remedy: str = "") -> None:
+        """Add a problem."""
+        self.problems.append(Problem(what, remedy))
 
-    def plain(self) -> dict[str, Any]:
-        faults = [asdict(fault) for fault in self.faults]
+    def add_each(self, what: str, remedy: str, where: Iterable[str]) -> None:
+        """Add a problem of the given classes or files, if there are any."""
+        places = tuple(where)
+        if places:
+            self.problems.append(Problem(what, remedy, places))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        problems = [asdict(problem) for problem in self.problems]
         facts = {"dataset": self.dataset, "root": self.root, "complete": self.complete}
-        return facts | {"classes": self.classes, "images": self.images, "faults": faults}
+        return facts | {"classes": self.classes, "images": self.images, "problems": problems}
 
 
-def check(name: str, root: str | Path | None = None, deep: bool = False) -> Finding:
-    """Look at the files of the data set ``name``; ``deep`` decodes every image."""
+def check(name: str, root: str | Path | None = None, deep: bool = False) -> CheckResult:
+    """Check the files of a data set.
+
+    Parameters
+    ----------
+    name
+        Name of the data set.
+    root
+        Directory of its files (default: EQUIPOISE_DATA, or the user's cache).
+    deep
+        Decode every image of a tree of class folders, to find damaged files.
+    """
     place = data_root(name, root)
-    found = Finding(name, "" if place is None else str(place))
+    result = CheckResult(name, "" if place is None else str(place))
     try:
-        if source(name).needs_root and place is not None:
-            trees = _folder(place, found) if name == "folder" else _imagenet(name, place, found)
-            found.images = _totals(trees)
+        if source(name).root == "required" and place is not None:
+            trees = _check_folders(place, result) if name == "folder" else _check_imagenet(name, place, result)
+            result.images = _totals(trees)
             if deep:
-                index = [Index.of_tree(folder, listing) for folder, listing in trees.values()]
-                found.blame("images that cannot be decoded", "fetch them again, or remove them", _broken(index))
+                indices = [Index.of_tree(folder, listing) for folder, listing in trees.values()]
+                remedy = "replace or remove them"
+                result.add_each("images that cannot be decoded", remedy, _undecodable(indices))
         else:
-            _whole(name, place, found)
+            _check_by_loading(name, place, result)
     except DataError as error:
-        found.blame(str(error))
+        result.add(str(error))
     except OSError as error:
-        found.blame(f"{error.filename} cannot be read ({error.strerror})", "see who may")
-    return found
+        result.add(f"cannot read {error.filename} ({error.strerror})", "check its permissions")
+    return result
 
 
-Trees = dict[str, tuple[Path, Listing]]
-"""Of each part: where its class folders lie, and the images in them."""
-
-
-def _whole(name: str, root: Path | None, found: Finding) -> None:
-    """A data set of one file, or of none: loading it is a check of all of it."""
-    home = root or cache_home()
-    if name == "cifar100" and cifar100.find(home) is None:
-        found.blame(f"{cifar100.ARCHIVE} is missing", f"put it into {home}, or let `equipoise run cifar100` fetch it")
+def _check_by_loading(name: str, root: Path | None, result: CheckResult) -> None:
+    """Check a data set that is generated or comes in one archive: loading it verifies all of it."""
+    home = root or cache_dir()
+    if name == "cifar100" and cifar100.find_files(home) is None:
+        remedy = f"put it into {home}, or download it with `equipoise run cifar100`"
+        result.add(f"{cifar100.ARCHIVE} is missing", remedy)
         return
     data = load(name, root)
-    found.classes = len(data.classes)
-    found.images = {"train": len(data.train), "test": len(data.test)}
+    result.classes = len(data.classes)
+    result.images = {"train": len(data.train), "test": len(data.test)}
 
 
-def _folder(root: Path, found: Finding) -> Trees:
-    train, test = layout(root)
+def _check_folders(root: Path, result: CheckResult) -> Trees:
+    train, test = train_test_folders(root)
     classes = class_folders(train)
-    found.classes = len(classes)
+    result.classes = len(classes)
     parts = {"train": train} if test is None else {"train": train, test.name: test}
     trees = {part: (folder, list_images(folder, classes)) for part, folder in parts.items()}
     if test is None:
-        few = [name for name, names in trees["train"][1].items() if count(names) == 1]
-        found.blame("classes of one image, and one must be held out for testing", "add more", few)
+        single = [name for name, names in trees["train"][1].items() if count(names) == 1]
+        what = "classes with a single image, although one per class is held out for testing"
+        result.add_each(what, "add more images", single)
     else:
-        _blame_differences("train", test.name, classes, class_folders(test), found)
-    _blame_empty(trees, found)
+        _check_same_classes("train", test.name, classes, class_folders(test), result)
+    _check_not_empty(trees, result)
     return trees
 
 
-def _imagenet(name: str, root: Path, found: Finding) -> Trees:
-    folders = {part: _synsets(root / part, found) for part in ARCHIVES}
+def _check_imagenet(name: str, root: Path, result: CheckResult) -> Trees:
+    folders = {part: _check_synsets(root / part, result) for part in ARCHIVES}
     try:
-        chosen = choose(name, root / "train") if folders["train"] else folders["val"]
+        chosen = select_synsets(name, root / "train") if folders["train"] else folders["val"]
     except DataError as error:
-        found.blame(str(error), f"unpack {ARCHIVES['train']}, which holds an archive for each synset, again")
+        result.add(str(error), f"unpack {ARCHIVES['train']}, which contains one archive per synset, again")
         chosen = folders["train"]
     if name == "imagenet100" and len(chosen) == 100 and chosen[-1] != HUNDREDTH:
-        found.blame(f"the 100th synset by name is {chosen[-1]}, not {HUNDREDTH}", "add what is missing before it")
-    found.classes = len(chosen)
+        result.add(f"the 100th synset by name is {chosen[-1]} instead of {HUNDREDTH}", "add the missing synsets")
+    result.classes = len(chosen)
     if all(folders.values()):
         known, used = set(folders["train"]), set(chosen)
         relevant = [synset for synset in folders["val"] if synset in used or synset not in known]
-        _blame_differences("train", "val", chosen, relevant, found)
+        _check_same_classes("train", "val", chosen, relevant, result)
     trees = {part: (root / part, list_images(root / part, chosen)) for part in ARCHIVES if folders[part]}
-    _blame_empty(trees, found)
+    _check_not_empty(trees, result)
     for part, (_, listing) in trees.items():
-        _blame_counts(part, {synset: count(names) for synset, names in listing.items() if names}, found)
+        _check_counts(part, {synset: count(names) for synset, names in listing.items() if names}, result)
     total = _totals(trees).get("train", TRAIN_IMAGES)
     if name == "imagenet1000" and total != TRAIN_IMAGES:
-        found.blame(f"train/ has {total:,} images, but ImageNet {TRAIN_IMAGES:,}", f"unpack {ARCHIVES['train']} again")
+        result.add(
+            f"train/ has {total:,} images instead of ImageNet's {TRAIN_IMAGES:,}", f"unpack {ARCHIVES['train']} again"
+        )
     return trees
 
 
-def _synsets(folder: Path, found: Finding) -> list[str]:
-    """The class folders of one part of ImageNet; whatever else lies there is told."""
+def _check_synsets(folder: Path, result: CheckResult) -> list[str]:
+    """Return the class folders of one part of ImageNet, and report everything else in it."""
     part = folder.name
-    unpack = f"unpack {ARCHIVES[part]} into {folder}, one folder for each synset"
+    unpack = f"unpack {ARCHIVES[part]} into {folder}, with one folder per synset"
     if not folder.is_dir():
-        found.blame(f"{part}/ is missing", unpack)
+        result.add(f"{part}/ is missing", unpack)
         return []
     with os.scandir(folder) as entries:
-        loose = sum(entry.name.lower().endswith(ENDINGS) for entry in entries)
+        loose = sum(is_image_name(entry.name) for entry in entries)
     if loose:
-        found.blame(
-            f"{part}/ holds {loose:,} images outside synset folders, as they come out of {ARCHIVES[part]}",
-            "move each into a folder named after its synset, which ILSVRC2012_validation_ground_truth.txt of the "
-            "development kit tells",
+        result.add(
+            f"{part}/ has {loose:,} images outside of synset folders, as {ARCHIVES[part]} contains them",
+            "move each into the folder of its synset; the development kit lists the synsets in "
+            "ILSVRC2012_validation_ground_truth.txt",
         )
     try:
         names = class_folders(folder)
     except DataError:
         if not loose:
-            found.blame(f"{part}/ is empty", unpack)
+            result.add(f"{part}/ is empty", unpack)
         return []
-    strange = [name for name in names if not re.fullmatch(r"n\d{8}", name)]
-    found.blame(f"folders in {part}/ whose names are no synsets, n and eight digits", "move them elsewhere", strange)
+    invalid = [name for name in names if not re.fullmatch(r"n\d{8}", name)]
+    what = f"folders in {part}/ whose names are not synsets such as n01440764"
+    result.add_each(what, "move them elsewhere", invalid)
     return names
 
 
-def _blame_differences(one: str, other: str, ours: list[str], theirs: list[str], found: Finding) -> None:
+def _check_same_classes(one: str, other: str, ours: list[str], theirs: list[str], result: CheckResult) -> None:
     for here, there, names in ((one, other, set(ours) - set(theirs)), (other, one, set(theirs) - set(ours))):
-        found.blame(f"classes in {here}/ that are not in {there}/", f"add them to {there}/", sorted(names))
+        result.add_each(f"classes in {here}/ that are not in {there}/", f"add them to {there}/", sorted(names))
 
 
-def _blame_empty(trees: Trees, found: Finding) -> None:
+def _check_not_empty(trees: Trees, result: CheckResult) -> None:
     for folder, listing in trees.values():
         empty = [name for name, names in listing.items() if not names]
-        found.blame(f"class folders in {folder} without images", "add some or remove them", empty)
+        result.add_each(f"class folders in {folder} without images", "add some or remove the folders", empty)
 
 
-def _blame_counts(part: str, counts: dict[str, int], found: Finding) -> None:
+def _check_counts(part: str, counts: dict[str, int], result: CheckResult) -> None:
     fewest, most = COUNTS[part]
     official = f"{fewest} to {most:,}" if fewest < most else str(most)
-    off = [f"{synset}: {count:,}" for synset, count in counts.items() if not fewest <= count <= most]
-    found.blame(f"classes in {part}/ that have other than {official} images", f"unpack {ARCHIVES[part]} again", off)
+    wrong = [f"{synset}: {count:,}" for synset, count in counts.items() if not fewest <= count <= most]
+    what = f"classes in {part}/ with another number of images than {official}"
+    result.add_each(what, f"unpack {ARCHIVES[part]} again", wrong)
 
 
 def _totals(trees: Trees) -> dict[str, int]:
     return {part: sum(map(count, listing.values())) for part, (_, listing) in trees.items()}
 
 
-def _broken(indices: list[Index]) -> list[str]:
-    """Every image decoded: the paths of those that cannot be, and why."""
+def _undecodable(indices: list[Index]) -> list[str]:
+    """Decode every image, and return the path and the reason of each one that fails."""
     total = sum(len(index) for index in indices)
-    answers = in_order(_wrong, (path for index in indices for path in _paths(index)))
-    return [answer for answer in counted(answers, total, "decoding", "images") if answer is not None]
+    paths = (path for index in indices for path in _paths(index))
+    answers = map_ahead(_decode_error, paths, 256, decoder_pool())
+    return [answer for answer in track(answers, total, "decoding", "images") if answer is not None]
 
 
 def _paths(index: Index, chunk: int = 1000) -> Iterator[str]:
@@ -204,10 +228,10 @@ def _paths(index: Index, chunk: int = 1000) -> Iterator[str]:
         yield from index.paths(np.arange(start, min(start + chunk, len(index))))
 
 
-def _wrong(path: str) -> str | None:
+def _decode_error(path: str) -> str | None:
     try:
         if Path(path).stat().st_size == 0:
-            return f"{path} (it is empty)"
+            return f"{path} (the file is empty)"
         decode(path, 8)
     except DataError as error:
         return f"{path} ({error.__cause__})"

@@ -1,4 +1,4 @@
-"""A data set: training and test images of named classes, and how such images are usually augmented."""
+"""A data set: training and test images of named classes, and their usual augmentation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from equipoise.core.seeding import generator
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images
+from equipoise.data.split import hold_out
 from equipoise.errors import UsageError
-from equipoise.seeding import generator
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,15 @@ class Dataset:
     classes: tuple[str, ...]
     augment: Augment
 
-    def validating(self, count: int) -> Dataset:
-        """The same with ``count`` training images of each class, always the same, in the place of the test images.
+    def with_validation(self, count: int) -> Dataset:
+        """Replace the test images by ``count`` training images per class, always the same ones.
 
-        Whoever chooses settings by what they do to test images has trained on them: choose by these instead.
+        Choose settings on these: choosing them by test accuracy would be training on the test set.
         """
         fewest = int(torch.bincount(self.train.labels, minlength=len(self.classes)).min())
         if not 0 < count < fewest:
-            raise UsageError(f"stream.validation is {count}, but a class has {fewest} training images, and needs some")
-        order = torch.randperm(len(self.train), generator=generator("validation"))
-        order = order[self.train.labels[order].argsort(stable=True)]  # class by class, each in its drawn order
-        labels = self.train.labels[order]
-        first = torch.searchsorted(labels, labels)
-        aside = torch.arange(len(order)) - first < count
-        return replace(self, train=self.train.select(order[~aside]), test=self.train.select(order[aside]))
+            raise UsageError(
+                f"stream.validation must be below {fewest}, the training images of the smallest class; got {count}"
+            )
+        held = hold_out(self.train.labels, lambda images: count, lambda label: generator("validation", label))
+        return replace(self, train=self.train.select(~held), test=self.train.select(held))

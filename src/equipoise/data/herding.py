@@ -1,4 +1,4 @@
-"""Herding (Welling 2009; iCaRL, Rebuffi et al. 2017, Alg. 4): which few stand best for the many."""
+"""Herding (Welling 2009; iCaRL, Rebuffi et al. 2017, Alg. 4): select images that represent their class."""
 
 from __future__ import annotations
 
@@ -9,16 +9,32 @@ from equipoise.errors import UsageError
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """Rows of ``features`` in herding order: each pick brings the mean of the picked closest to the mean of all.
+    """Select rows so that the mean of the selected rows stays as close as possible to the mean of all rows.
 
-    Features are taken as given: normalise them first if the method says so. With S the sum of the k-1 picked,
-    argmin ‖μ - (S + f)/k‖² = argmax 2 f·(kμ - S) - ‖f‖², so a pick costs one matrix-vector product.
+    Parameters
+    ----------
+    features
+        One row per image, used as given: normalise them first if the method says so.
+    count
+        Number of rows to select.
 
+    Returns
+    -------
+    Tensor
+        Indices of the selected rows, in the order of selection.
+
+    Notes
+    -----
+    With S the sum of the k-1 rows selected before, argmin ‖μ - (S + f)/k‖² = argmax 2 f·(kμ - S) - ‖f‖², so each row
+    costs one matrix-vector product.
+
+    Examples
+    --------
     >>> herd(torch.tensor([[0.0], [1.0], [5.0]]), 2)
     tensor([1, 2])
     """
     if features.dim() != 2:
-        raise UsageError(f"herding takes one row of features an image, not a tensor of shape {tuple(features.shape)}")
+        raise UsageError(f"herding needs one row of features per image, got a tensor of shape {tuple(features.shape)}")
     features = features.detach()
     if not features.is_floating_point():
         features = features.double()
@@ -31,12 +47,12 @@ def herd(features: Tensor, count: int) -> Tensor:
     for _ in range(count):
         gain = torch.mv(features, (2 * wanted).to(features.dtype)).sub_(lengths)
         best, place = gain.max(0)
-        # rounding can take a product no further than this: whoever is as near to the best is looked at exactly
+        # rounding changes a product by at most this much: rows that close to the best are compared in double precision
         slack = unit * longest * (2 * float(wanted.norm()) + longest)
         near = (gain >= best - slack).nonzero()[:, 0]
         if len(near) > 1:
             place = near[(torch.mv(features[near].double(), 2 * wanted) - squares[near]).argmax()]
         picked.append(int(place))
-        lengths[place] = torch.inf  # once is enough
+        lengths[place] = torch.inf  # never select a row twice
         wanted += mean - features[place]
     return torch.tensor(picked, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""An index of a tree of class folders: names only, packed, kept between runs and checked whenever it is used."""
+"""Index a tree of class folders. File names are packed into bytes, cached between runs, and verified on every use."""
 
 from __future__ import annotations
 
@@ -13,23 +13,41 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.data.waiting import counted
+from equipoise.core.files import atomic_write
+from equipoise.core.progress_line import track
 from equipoise.errors import RunError
-from equipoise.files import write_atomically
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-VERSION = 2
-WORTH_KEEPING = 10_000
-"""Files; fewer are listed faster than a cache is found."""
-SETTLED = 2 * 10**9
-"""Nanoseconds after which a folder's time of change tells of every change: clocks of file systems tick coarsely."""
+"""Names of image files end with one of these, in upper or lower case."""
+CACHE_VERSION = 2
+MIN_CACHED_FILES = 10_000
+"""Smaller trees are not cached: listing them is as fast as reading the cache."""
+RECENT_NS = 2 * 10**9
+"""A folder that changed within this time may change again without a new time stamp: file system clocks are coarse."""
 
 Listing = dict[str, bytes]
 """The packed names of the images in each class folder."""
+Stamp = tuple[int, int]
+"""Modification and status change times of a folder. The first can be set back, the second cannot."""
+Known = dict[str, tuple[Stamp, bytes]]
+"""The time stamps of each class folder, and the packed names in it."""
+
+
+def is_image_name(name: str) -> bool:
+    """Return whether a file's name ends like an image's."""
+    return name.lower().endswith(ENDINGS)
+
+
+def is_dir(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory or a link to one; False if the system cannot tell."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a circular link, or a target that may not be accessed
+        return False
 
 
 def pack(names: Iterable[str]) -> bytes:
-    """Names one behind another, each ended by a zero byte, the only one that no name can hold.
+    """Concatenate names, each with a zero byte after it: the only byte besides the slash that no name contains.
 
     >>> pack(["a.jpg", "b.jpg"])
     b'a.jpg\\x00b.jpg\\x00'
@@ -38,19 +56,27 @@ def pack(names: Iterable[str]) -> bytes:
 
 
 def unpack(names: bytes) -> list[str]:
+    """Undo ``pack``."""
     return os.fsdecode(names).split("\0")[:-1]
 
 
 def count(names: bytes) -> int:
-    """How many names were packed."""
+    """Return the number of packed names."""
     return names.count(b"\0")
 
 
 class Index:
-    """Files by folder. A million names are one string of bytes here, not a million objects."""
+    """Files by folder. A million names take one bytes object instead of a million strings.
+
+    Parameters
+    ----------
+    folders
+        Paths that end with a slash.
+    names
+        The packed file names in each folder.
+    """
 
     def __init__(self, folders: Sequence[str], names: Sequence[bytes]) -> None:
-        """``folders`` are paths with a slash behind; ``names`` are the packed names in each."""
         self.folders = tuple(folders)
         self.names = b"".join(names)
         zeros = np.flatnonzero(np.frombuffer(self.names, np.uint8) == 0)
@@ -61,11 +87,12 @@ class Index:
 
     @staticmethod
     def of_tree(root: Path, listing: Listing) -> Index:
+        """Index the class folders below ``root``."""
         return Index([f"{root / name}{os.sep}" for name in listing], list(listing.values()))
 
     @staticmethod
     def of(paths: Sequence[str | Path]) -> Index:
-        """Any files, in their order."""
+        """Index any files, in the given order."""
         parts = (str(path).rpartition(os.sep) for path in paths)
         folders, names = [], []
         for folder, mine in groupby(parts, key=lambda part: part[0] + part[1]):
@@ -77,16 +104,17 @@ class Index:
         return len(self.ends) - 1
 
     def labels(self) -> np.ndarray:
-        """The number of each row's folder."""
+        """Return the position of each row's folder."""
         return np.repeat(np.arange(len(self.folders)), np.diff(self.starts))
 
     def paths(self, rows: np.ndarray) -> list[str]:
+        """Return the paths of the given rows."""
         folders = (np.searchsorted(self.starts, rows, "right") - 1).tolist()
         spans = zip(folders, self.ends[rows].tolist(), self.ends[rows + 1].tolist(), strict=True)
         return [self.folders[folder] + os.fsdecode(self.names[end + 1 : stop]) for folder, end, stop in spans]
 
     def text(self) -> bytes:
-        """A line a file, with the name of its class folder and its own: what two copies of a tree have in common."""
+        """Return a line ``class folder/file`` per file: the same for every copy of a tree, wherever it is."""
         lines = []
         for folder, first, stop in zip(self.folders, self.starts, self.starts[1:], strict=False):
             if first < stop:
@@ -97,41 +125,37 @@ class Index:
 
 
 def list_images(root: Path, classes: Sequence[str]) -> Listing:
-    """The images in each class folder that exists, sorted by name.
+    """Return the images in each class folder, sorted by name; folders that do not exist are left out.
 
-    Large trees are remembered: a folder that has not changed since costs one look at its time of change.
+    Listings of large trees are cached. A folder that has not changed since costs one ``stat``.
     """
     place = root.resolve()
-    stamps = {name: stamp for name in classes if (stamp := _changed(place / name)) is not None}
-    file = cache_home() / "index" / f"{hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()}.npz"
-    known = _recall(file, place)
+    stamps = {name: stamp for name in classes if (stamp := _stamp(place / name)) is not None}
+    file = cache_dir() / "index" / f"{hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()}.npz"
+    known = _read_cache(file, place)
     stale = [name for name, stamp in stamps.items() if name not in known or known[name][0] != stamp]
     now = time.time_ns()
-    for name in counted(stale, len(stale), f"indexing {root}", "classes"):
-        settled = now - stamps[name][0] > SETTLED
-        known[name] = stamps[name] if settled else (-1, -1), _scan(place / name)
-    if stale and sum(count(names) for _, names in known.values()) >= WORTH_KEEPING:
-        with suppress(OSError, RunError):  # without it the next run takes seconds longer, nothing else
-            _remember(file, place, known)
+    for name in track(stale, len(stale), f"indexing {root}", "classes"):
+        reliable = now - stamps[name][0] > RECENT_NS
+        known[name] = stamps[name] if reliable else (-1, -1), _scan(place / name)
+    if stale and sum(count(names) for _, names in known.values()) >= MIN_CACHED_FILES:
+        with suppress(OSError, RunError):  # without a cache, the next run only takes some seconds longer
+            _write_cache(file, place, known)
     return {name: known[name][1] for name in stamps}
 
 
-def cache_home() -> Path:
-    """Where equipoise keeps what it can make or fetch again: the user's cache, or what EQUIPOISE_CACHE names."""
+def cache_dir() -> Path:
+    """Return the directory for what can be made or downloaded again: EQUIPOISE_CACHE, or the user's cache."""
     given = os.environ.get("EQUIPOISE_CACHE")
     if given:
         return Path(given)
-    import pooch  # 0.14 s, which images in memory need not pay
+    import pooch  # takes 0.14 s, and data sets in memory do not need it
 
     return Path(pooch.os_cache("equipoise"))
 
 
-Stamp = tuple[int, int]
-"""When names in a folder last changed, as told by two clocks: one can be set back, the other cannot."""
-
-
-def _changed(folder: Path) -> Stamp | None:
-    """None if there is no such folder."""
+def _stamp(folder: Path) -> Stamp | None:
+    """Return a folder's time stamps, or None if there is no such folder."""
     try:
         state = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -141,17 +165,13 @@ def _changed(folder: Path) -> Stamp | None:
 
 def _scan(folder: Path) -> bytes:
     with os.scandir(folder) as entries:
-        return pack(sorted(e.name for e in entries if e.name.lower().endswith(ENDINGS) and e.is_file()))
+        return pack(sorted(entry.name for entry in entries if is_image_name(entry.name) and entry.is_file()))
 
 
-Known = dict[str, tuple[Stamp, bytes]]
-"""Of each class folder: when it last changed, and the packed names in it."""
-
-
-def _remember(file: Path, root: Path, known: Known) -> None:
+def _write_cache(file: Path, root: Path, known: Known) -> None:
     stamps, names = zip(*known.values(), strict=True)
     arrays = {
-        "version": np.array(VERSION),
+        "version": np.array(CACHE_VERSION),
         "root": _array(os.fsencode(root)),
         "folders": _array(pack(known)),
         "stamps": np.array(stamps, np.int64),
@@ -160,25 +180,25 @@ def _remember(file: Path, root: Path, known: Known) -> None:
     }
 
     def write(path: Path) -> None:
-        with path.open("wb") as out:  # given a path, numpy would change its ending
+        with path.open("wb") as out:  # numpy would append .npz to a path
             np.savez(out, allow_pickle=False, **arrays)
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, write)
+    atomic_write(file, write)
 
 
-def _recall(file: Path, root: Path) -> Known:
-    """What was remembered of ``root``; nothing if there is no such file, or no sense in it."""
+def _read_cache(file: Path, root: Path) -> Known:
+    """Return what is cached for ``root``; nothing if the file is missing, damaged or outdated."""
     try:
         with file.open("rb") as data, np.load(data, allow_pickle=False) as saved:
-            if saved["version"] != VERSION or saved["root"].tobytes() != os.fsencode(root):
+            if saved["version"] != CACHE_VERSION or saved["root"].tobytes() != os.fsencode(root):
                 return {}
             folders, names = unpack(saved["folders"].tobytes()), saved["names"].tobytes()
             ends = saved["ends"].tolist()
             parts = [names[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-            stamps = [(changed, touched) for changed, touched in saved["stamps"].tolist()]
+            stamps = [(modified, changed) for modified, changed in saved["stamps"].tolist()]
             return dict(zip(folders, zip(stamps, parts, strict=True), strict=True))
-    except Exception:  # a damaged file may raise anything; nothing of it has run, and it is made again
+    except Exception:  # a damaged file may raise anything; it contains no code, and is written again
         return {}
 
 

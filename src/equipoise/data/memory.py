@@ -1,4 +1,4 @@
-"""The memory: the few images of old classes that may be kept, best first, so that cutting is truncation."""
+"""The memory: exemplars of old classes, best first, so that a smaller quota is a truncation."""
 
 from __future__ import annotations
 
@@ -10,103 +10,105 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise import ranks
+from equipoise.core import distributed
+from equipoise.core.seeding import Key, generator
 from equipoise.data.herding import herd
 from equipoise.data.images import Images, Store, join
 from equipoise.errors import UsageError
-from equipoise.seeding import Key, generator
 
-TOGETHER = 16_384
-"""Images, at least, whose features are computed at a time: 32 MB of 512 floats each."""
+FEATURES_AT_ONCE = 16_384
+"""Images, at least, whose features are held at a time: 32 MB of 512 floats each."""
 
 
 @dataclass
 class Memory:
-    """Exemplars by class, each class in the order in which they were chosen."""
+    """Exemplars per class, in the order in which they were selected."""
 
     size: int = 2000
-    """How many images are kept: in all, or of each class."""
+    """Number of exemplars: in total or per class."""
     per: Literal["total", "class"] = "total"
-    """What size counts. In total, the share of a class shrinks as more classes come."""
+    """What size counts. With total, the quota of a class shrinks as classes arrive."""
     selection: Literal["herding", "random"] = "herding"
-    """How exemplars are chosen and ordered."""
-    kept: dict[int, Images] = field(default_factory=dict, init=False, repr=False)
+    """How exemplars are selected and ordered."""
+    exemplars: dict[int, Images] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.size < 0:
-            raise UsageError(f"memory.size is {self.size}, but it cannot be negative")
+            raise UsageError(f"memory.size must not be negative, got {self.size}")
 
     def check(self, classes: int) -> None:
-        """Refuse a memory that could not keep one image of each class at the end."""
+        """Raise an error if the memory cannot hold one image per class."""
         if self.per == "total" and 0 < self.size < classes:
             raise UsageError(
-                f"a memory of {self.size} images is smaller than the {classes} classes: "
-                f"give at least {classes}, or 0 for no memory"
+                f"a memory of {self.size} exemplars is too small for {classes} classes: "
+                f"use at least {classes}, or 0 for no memory"
             )
 
     def quota(self, seen: int) -> int:
-        """Images a class may keep once ``seen`` classes were seen."""
+        """Return the number of exemplars per class after ``seen`` classes."""
         return self.size if self.per == "class" else self.size // max(seen, 1)
 
     def update(self, images: Images, seen: int, features: Callable[[Images], Tensor], key: Key) -> None:
-        """Cut the old classes to their new share, then choose exemplars of the classes in ``images``."""
+        """Truncate the old classes to the new quota, then select exemplars of the classes in ``images``."""
         quota = self.quota(seen)
         first = torch.arange(quota)
-        self.kept = {c: kept.select(first[: len(kept)]) for c, kept in self.kept.items() if quota}
+        self.exemplars = {c: kept.select(first[: len(kept)]) for c, kept in self.exemplars.items() if quota}
         if quota:
-            self.kept |= self.choose(images, quota, features, key)
+            self.exemplars |= self.select(images, quota, features, key)
 
-    def choose(self, images: Images, quota: int, features: Callable[[Images], Tensor], key: Key) -> dict[int, Images]:
-        """The best ``quota`` images of each class in ``images``, in order; the memory stays as it is."""
-        chosen: dict[int, Images] = {}
-        for part, sizes in _some_classes(images):
+    def select(self, images: Images, quota: int, features: Callable[[Images], Tensor], key: Key) -> dict[int, Images]:
+        """Return the best ``quota`` images of each class, best first, without changing the memory."""
+        selected: dict[int, Images] = {}
+        for part, sizes in _class_groups(images):
             classes = part.labels.split(sizes)
             if self.selection == "herding":
                 rows = features(part).split(sizes)
-                orders = ranks.tell(lambda: [herd(F.normalize(mine, dim=1), quota) for mine in rows])  # noqa: B023
+                orders = distributed.broadcast(lambda: [herd(F.normalize(mine, dim=1), quota) for mine in rows])  # noqa: B023
             else:
                 orders = [_shuffled(mine, key)[:quota] for mine in classes]
             starts = torch.tensor([0, *sizes]).cumsum(0)
             for start, mine, order in zip(starts.tolist(), classes, orders, strict=False):
-                chosen[int(mine[0])] = part.select(start + order)
-        return chosen
+                selected[int(mine[0])] = part.select(start + order)
+        return selected
 
-    def keep(self, classes: Tensor) -> None:
-        """Only ``classes``, a rising list, stay and move up."""
+    def keep_classes(self, classes: Tensor) -> None:
+        """Keep only the given classes (sorted indices) and renumber them from 0."""
         lookup = {old: new for new, old in enumerate(classes.tolist())}
-        self.kept = {
+        self.exemplars = {
             lookup[label]: replace(images, labels=torch.full_like(images.labels, lookup[label]))
-            for label, images in self.kept.items()
+            for label, images in self.exemplars.items()
             if label in lookup
         }
 
     def __len__(self) -> int:
-        return sum(len(kept) for kept in self.kept.values())
+        return sum(len(kept) for kept in self.exemplars.values())
 
     def images(self) -> Images | None:
-        """All exemplars, class by class in label order; None while there are none."""
-        return join([self.kept[label] for label in sorted(self.kept)]) if self.kept else None
+        """Return all exemplars in label order, or None if there are none."""
+        return join([self.exemplars[label] for label in sorted(self.exemplars)]) if self.exemplars else None
 
-    def rows(self) -> dict[int, list[int]]:
-        """Which rows of the training images are kept: all a checkpoint needs to know."""
-        return {label: self.kept[label].rows.tolist() for label in sorted(self.kept)}
+    def row_indices(self) -> dict[int, list[int]]:
+        """Return the rows of the training images that are exemplars, for a checkpoint."""
+        return {label: self.exemplars[label].rows.tolist() for label in sorted(self.exemplars)}
 
     def restore(self, rows: Iterable[tuple[int, list[int]]], store: Store) -> None:
-        """Take up what ``rows`` told."""
-        self.kept = {label: Images(store, torch.tensor(mine), torch.full((len(mine),), label)) for label, mine in rows}
+        """Undo ``row_indices``."""
+        self.exemplars = {
+            label: Images(store, torch.tensor(mine), torch.full((len(mine),), label)) for label, mine in rows
+        }
 
 
-def _some_classes(images: Images) -> Iterator[tuple[Images, list[int]]]:
-    """The images class by class, a few classes at a time, with the size of each.
+def _class_groups(images: Images) -> Iterator[tuple[Images, list[int]]]:
+    """Yield the images sorted by class, a few classes at a time, with the size of each class.
 
-    Never all: the features of ImageNet's 1.28 million images would not fit in memory.
+    The features of all of ImageNet's 1.28 million images would not fit in memory.
     """
     by_class = images.labels.argsort(stable=True)
     sizes = [size for size in torch.bincount(images.labels).tolist() if size]
     start, group = 0, []
     for number, size in enumerate(sizes, 1):
         group.append(size)
-        if sum(group) >= TOGETHER or number == len(sizes):
+        if sum(group) >= FEATURES_AT_ONCE or number == len(sizes):
             stop = start + sum(group)
             yield images.select(by_class[start:stop]), group
             start, group = stop, []

@@ -1,4 +1,4 @@
-"""The stream: in which order classes arrive, and in which steps. Labels are places in that order."""
+"""The stream: the order in which classes arrive, in steps. Labels are positions in that order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images, digest
 from equipoise.errors import UsageError
 
-# iCaRL's released CIFAR-100 run; its loader had drawn from the generator before the classes were shuffled.
+# iCaRL's published CIFAR-100 run. It is not a plain shuffle with seed 1993: its loader used the generator before.
 ICARL = (
     *(87, 0, 52, 58, 44, 91, 68, 97, 51, 15, 94, 92, 10, 72, 49, 78, 61, 14, 8, 86, 84, 96, 18, 24, 32),
     *(45, 88, 11, 4, 67, 69, 66, 77, 47, 79, 93, 29, 50, 57, 83, 17, 81, 41, 12, 37, 59, 25, 20, 80, 73),
@@ -25,8 +25,17 @@ Steps = str | int | Sequence[int]
 
 
 def class_order(order: Order, classes: int) -> list[int]:
-    """The order in which ``classes`` classes arrive: ``natural``, ``icarl``, a seed (``1993``), or a list.
+    """Return the order in which classes arrive.
 
+    Parameters
+    ----------
+    order
+        ``"natural"``, ``"icarl"``, the seed of a shuffle such as ``1993`` or ``"1993"``, or a list of class numbers.
+    classes
+        Number of classes.
+
+    Examples
+    --------
     >>> class_order("1993", 100)[:10]
     [68, 56, 78, 8, 23, 84, 90, 65, 74, 76]
     """
@@ -34,26 +43,35 @@ def class_order(order: Order, classes: int) -> list[int]:
         order = int(order)
     if isinstance(order, int):
         if not 0 <= order < 2**32:
-            raise UsageError(f"the class order {order} is not a seed: give a whole number from 0 to {2**32 - 1}")
+            raise UsageError(f"the class order {order} is not a valid seed: use a whole number from 0 to {2**32 - 1}")
         shuffled = np.arange(classes)
-        np.random.RandomState(order).shuffle(shuffled)  # the field's own shuffle; numpy keeps its stream frozen
+        np.random.RandomState(order).shuffle(shuffled)  # as in published code; NumPy keeps this stream frozen
         return [int(c) for c in shuffled]
     if order == "natural":
         return list(range(classes))
     if order == "icarl":
         if classes != len(ICARL):
-            raise UsageError(f"the order 'icarl' is for 100 classes, not {classes}: use 1993, natural or a list")
+            raise UsageError(f"the class order 'icarl' is for 100 classes, got {classes}: use 1993, natural or a list")
         return list(ICARL)
     if isinstance(order, str):
-        raise UsageError(f"there is no class order '{order}': use 1993, icarl, natural, any whole number, or a list")
+        raise UsageError(f"unknown class order '{order}': use natural, icarl, a seed such as 1993, or a list")
     if sorted(order) != list(range(classes)):
-        raise UsageError(f"a class order must name each of the classes 0 to {classes - 1} once")
+        raise UsageError(f"a class order must contain each class from 0 to {classes - 1} once")
     return list(order)
 
 
 def step_sizes(steps: Steps, classes: int) -> list[int]:
-    """How many classes each step brings: a number of equal steps, or their sizes.
+    """Return the number of classes in each step.
 
+    Parameters
+    ----------
+    steps
+        A number of equal steps, or their sizes as a list or a string.
+    classes
+        Number of classes.
+
+    Examples
+    --------
     >>> step_sizes(5, 100), step_sizes("50,10x5", 100)
     ([20, 20, 20, 20, 20], [50, 10, 10, 10, 10, 10])
     """
@@ -61,16 +79,16 @@ def step_sizes(steps: Steps, classes: int) -> list[int]:
         steps = _parse_steps(steps)
     if isinstance(steps, int):
         if not 1 <= steps <= classes or classes % steps:
-            fitting = ", ".join(str(n) for n in range(1, classes + 1) if classes % n == 0)
+            divisors = ", ".join(str(n) for n in range(1, classes + 1) if classes % n == 0)
             raise UsageError(
                 f"{classes} classes cannot be split into {steps} equal steps: "
-                f"use one of {fitting}, or give the sizes, as in --steps 50,10x5"
+                f"use one of {divisors}, or give the sizes, as in --steps 50,10x5"
             )
         return [classes // steps] * steps
     if any(size < 1 for size in steps) or sum(steps) != classes:
         raise UsageError(
-            f"steps of {', '.join(map(str, steps))} classes add up to {sum(steps)}, but there are {classes} "
-            f"classes: make each step at least 1 and their sum {classes}"
+            f"steps of {', '.join(map(str, steps))} classes add up to {sum(steps)}, but there are {classes} classes: "
+            f"give each step at least 1, and {classes} in total"
         )
     return list(steps)
 
@@ -82,62 +100,75 @@ def _parse_steps(text: str) -> int | list[int]:
         sizes: list[int] = []
         for part in text.split(","):
             size, _, times = part.partition("x")
-            sizes += [int(size)] * min(int(times or 1), 100_000)  # more steps than any data set has classes
+            sizes += [int(size)] * min(int(times or 1), 100_000)  # limits memory; no data set has as many classes
         return sizes
     except ValueError as error:
-        raise UsageError(f"steps '{text}' cannot be read: give a number, as 5, or the sizes, as 50,10x5") from error
+        raise UsageError(f"cannot parse the steps '{text}': use a number (5) or the sizes (50,10x5)") from error
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: new classes ``old … seen - 1`` arrive, and all ``seen`` classes are to be told apart."""
+    """One step: the new classes ``old … seen - 1`` arrive, and the model is evaluated on all ``seen`` classes."""
 
     index: int
-    """1, 2, 3, …"""
+    """Number of the step, from 1."""
     old: int
-    """Classes seen before."""
+    """Number of classes seen before."""
     new: int
-    """Classes this step brings."""
+    """Number of new classes."""
     images: Images
-    """Training images of the new classes, nothing else."""
+    """Training images of the new classes only."""
 
     @property
     def seen(self) -> int:
+        """Number of classes after the step."""
         return self.old + self.new
 
 
 class ClassStream:
-    """A data set cut into steps of disjoint classes."""
+    """A data set divided into steps of disjoint classes.
+
+    Parameters
+    ----------
+    dataset
+        The images.
+    steps
+        A number of equal steps, or their sizes; see ``step_sizes``.
+    order
+        The order of the classes; see ``class_order``.
+    classes
+        Use only the first classes of the order (default: all).
+    """
 
     def __init__(
         self, dataset: Dataset, steps: Steps = 1, order: Order = "natural", classes: int | None = None
     ) -> None:
         available = len(dataset.classes)
         if classes is not None and not 1 <= classes <= available:
-            raise UsageError(f"{dataset.name} has {available} classes, so {classes} of them cannot be used")
+            raise UsageError(
+                f"stream.classes must be between 1 and {available}, the classes of {dataset.name}; got {classes}"
+            )
         self.order = class_order(order, available)[:classes]
         self.sizes = step_sizes(steps, len(self.order))
         self.names = tuple(dataset.classes[c] for c in self.order)
-        place = torch.full((available,), -1)
-        place[self.order] = torch.arange(len(self.order))
-        self.train = _known(dataset.train.relabel(place))
-        self.test = _known(dataset.test.relabel(place))
-        missing = [n for n, c in zip(self.names, self._counts().tolist(), strict=True) if c == 0]
-        if missing:
-            raise UsageError(f"class '{missing[0]}' has no training images: add some or leave the class out")
-
-    def _counts(self) -> torch.Tensor:
-        return torch.bincount(self.train.labels, minlength=len(self.order))
+        position = torch.full((available,), -1)
+        position[self.order] = torch.arange(len(self.order))
+        self.train = _used(dataset.train.relabel(position))
+        self.test = _used(dataset.test.relabel(position))
+        counts = torch.bincount(self.train.labels, minlength=len(self.order)).tolist()
+        for name, count in zip(self.names, counts, strict=True):
+            if count == 0:
+                raise UsageError(f"class '{name}' has no training images: add some or remove the class")
 
     def fingerprint(self) -> str:
-        """The same for the same images in the same order of classes."""
+        """Return a hash of the images and the class order."""
         return digest(self.train.fingerprint() + self.test.fingerprint()).hex()
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> Step:
-        """Step ``index``, counted from 1."""
+        """Return the step with the given number, from 1."""
         old, new = sum(self.sizes[: index - 1]), self.sizes[index - 1]
         mine = (self.train.labels >= old) & (self.train.labels < old + new)
         return Step(index, old, new, self.train.select(mine))
@@ -146,13 +177,13 @@ class ClassStream:
         return (self[index] for index in range(1, len(self) + 1))
 
     def before(self, step: Step) -> Images:
-        """All training images of the classes that came before ``step`` (what joint training may use)."""
+        """Return all training images of the classes before ``step``, for joint training."""
         return self.train.select(self.train.labels < step.old)
 
     def tests(self, step: Step) -> Images:
-        """The test images of every class seen so far."""
+        """Return the test images of all classes up to and including those of ``step``."""
         return self.test.select(self.test.labels < step.seen)
 
 
-def _known(images: Images) -> Images:
+def _used(images: Images) -> Images:
     return images.select(images.labels >= 0)

@@ -1,10 +1,9 @@
-"""The head: one row of weights a class, growing as classes come."""
+"""The classifier head: one row of weights per class, growing as classes arrive."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +13,21 @@ Kind = Literal["linear", "unit", "cosine"]
 
 
 class Head(nn.Module):
-    """Scores from features.
+    """Logits from features.
 
-    ``linear``  W φ (+ b)
-    ``unit``    rows of W brought to unit L2 norm inside the forward pass: the paper's weight normalisation layer
-    ``cosine``  rows and features to unit norm
-    A ``scale`` multiplies the scores of the last two; ``learn_scale`` makes it a parameter.
+    Parameters
+    ----------
+    features
+        Number of input features.
+    bias
+        Add a bias per class.
+    kind
+        ``linear`` is Wφ + b; ``unit`` normalises the rows of W to unit L2 norm in the forward pass (the paper's weight
+        normalisation layer); ``cosine`` normalises rows and features.
+    scale
+        Factor of the logits of ``unit`` and ``cosine`` heads.
+    learn_scale
+        Make the scale a parameter.
     """
 
     def __init__(
@@ -41,44 +49,43 @@ class Head(nn.Module):
             return F.linear(x, self.weight, self.bias)
         if self.kind == "cosine":
             x = F.normalize(x, dim=1)
-        scores = F.linear(x, F.normalize(self.weight, dim=1)) * self.scale
-        return scores if self.bias is None else scores + self.bias
+        logits = F.linear(x, F.normalize(self.weight, dim=1)) * self.scale
+        return logits if self.bias is None else logits + self.bias
 
     @property
     def classes(self) -> int:
         return len(self.weight)
 
     @torch.no_grad()
-    def grow(self, count: int, redraw: bool = False) -> None:
-        """Add ``count`` rows drawn at random; ``redraw`` draws the old ones anew too."""
+    def grow(self, count: int, reinit: bool = False) -> None:
+        """Add ``count`` randomly initialised rows; ``reinit`` initialises the old ones again too."""
         old = len(self.weight)
-        weight = self._draw(old + count, self.features)
-        if not redraw:
+        weight = self._random(old + count, self.features)
+        if not reinit:
             weight[:old] = self.weight
         self.weight = nn.Parameter(weight)
         if self.bias is not None:
-            bias = self._draw(old + count)
-            if not redraw:
+            bias = self._random(old + count)
+            if not reinit:
                 bias[:old] = self.bias
             self.bias = nn.Parameter(bias)
 
     @torch.no_grad()
-    def keep(self, classes: Tensor) -> None:
-        """Only the rows of ``classes`` stay, in that order."""
+    def keep_classes(self, classes: Tensor) -> None:
+        """Keep only the rows of ``classes``, in that order."""
         self.weight = nn.Parameter(self.weight[classes])
         if self.bias is not None:
             self.bias = nn.Parameter(self.bias[classes])
 
-    def _draw(self, *shape: int) -> Tensor:
-        """Uniform in ±1/√features, the usual start of a linear layer, and the authors'."""
+    def resize(self, rows: int, features: int) -> None:
+        """Take the given shape, with undefined values: a state is about to be loaded."""
+        if (rows, features) != tuple(self.weight.shape):
+            device, self.features = self.weight.device, features
+            self.weight = nn.Parameter(torch.empty(rows, features, device=device))
+            if self.bias is not None:
+                self.bias = nn.Parameter(torch.empty(rows, device=device))
+
+    def _random(self, *shape: int) -> Tensor:
+        """Draw uniformly from ±1/√features, torch's own initialisation of linear layers and the WA authors'."""
         bound = 1 / math.sqrt(self.features)
         return torch.empty(shape, device=self.weight.device).uniform_(-bound, bound)
-
-    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        """Take on as many classes as the state has."""
-        rows = state.get(prefix + "weight")
-        if rows is not None and len(rows) != len(self.weight):
-            self.weight = nn.Parameter(torch.empty(len(rows), self.features, device=self.weight.device))
-            if self.bias is not None:
-                self.bias = nn.Parameter(torch.empty(len(rows), device=self.weight.device))
-        super()._load_from_state_dict(state, prefix, *rest)

@@ -1,32 +1,32 @@
-"""What EWC, SI and MAS share: weights that mattered are held near where they were, by a quadratic penalty."""
+"""What EWC, SI and MAS share: a quadratic penalty that keeps important weights near their old values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from equipoise import ranks
+from equipoise.core import distributed
+from equipoise.learn.backbones import Architecture
+from equipoise.learn.backbones.base import disabled
 from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture, without
 
 
 @dataclass(eq=False)
-class Consolidating(Method):
-    """A method that keeps, for each weight, how much it mattered and where it was."""
+class ImportanceMethod(Method):
+    """A method that stores an importance and an anchor for each weight."""
 
-    rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "nothing"
-    extra: ClassVar[str] = "an importance and an anchor a weight"
+    rehearsal = "none"
+    stores = "an importance and an anchor per weight"
 
     strength: float = 1.0
-    """How much the penalty counts."""
+    """Weight of the penalty."""
     cap: float = 1.0
-    """An importance above it counts as it. Not in the papers: SGD overshoots where strength × importance × learning
-    rate exceeds 1, and a single such weight ends the training."""
+    """Upper bound of an importance. Not in the papers: SGD diverges if strength × importance × learning rate exceeds 1
+    for a single weight."""
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
@@ -35,12 +35,12 @@ class Consolidating(Method):
             self.register_buffer(f"anchor_{name}", weight.detach().clone())
 
     def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Everything that is trained, by a name a buffer can have."""
+        """Yield all parameters with names that are valid for buffers."""
         for name, weight in self.named_parameters():
             yield name.replace(".", "_"), weight
 
     def penalty(self) -> Tensor:
-        """Σ Ω (θ - θ*)²; rows of the head that came later have no past and take no part."""
+        """Return Σ Ω (θ - θ*)²; rows of the head that were added later are left out."""
         terms = []
         for name, weight in self.weights():
             anchor = self.get_buffer(f"anchor_{name}")
@@ -51,8 +51,8 @@ class Consolidating(Method):
         loss = super().loss(x, y)
         return loss + self.strength * self.penalty() if self.old else loss
 
-    def keep(self, classes: Tensor) -> None:
-        super().keep(classes)
+    def keep_classes(self, classes: Tensor) -> None:
+        super().keep_classes(classes)
         for kind in ("importance", "anchor"):
             for name in ("head_weight", "head_bias"):
                 known = getattr(self, f"{kind}_{name}", None)
@@ -60,7 +60,7 @@ class Consolidating(Method):
                     setattr(self, f"{kind}_{name}", known[classes])
 
     def consolidate(self, importance: dict[str, Tensor]) -> None:
-        """Add a step's importances to those so far, and take the weights as the new anchors."""
+        """Add a step's importances to the stored ones, and make the current weights the anchors."""
         for name, weight in self.weights():
             known = self.get_buffer(f"importance_{name}")
             total = importance[name].clone()
@@ -76,39 +76,39 @@ def mean_over_images(
     scalar: Callable[[Tensor, Tensor], Tensor],
     measure: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor]:
-    """For each weight the mean over images of ``measure`` of the gradient of ``scalar(scores, draw)``, one by one.
+    """Average ``measure`` of the per-image gradient of ``scalar(logits, draw)``, for each weight.
 
-    ``batches`` are this process's images with a uniform random number each, the ``draw``.
+    ``batches`` are this process's images, each with a uniform random number, the ``draw``.
     """
     method.eval()
     weights = {name: weight.detach() for name, weight in method.named_parameters()}
     buffers = dict(method.named_buffers())
 
     def of_one(weights: dict[str, Tensor], image: Tensor, draw: Tensor) -> Tensor:
-        scores = functional_call(_Scores(method), _prefixed(weights | buffers), (image[None],))
-        return scalar(scores[0], draw)
+        logits = functional_call(_Logits(method), _prefixed(weights | buffers), (image[None],))
+        return scalar(logits[0], draw)
 
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     count = torch.zeros(())
     for batch, draws in batches:
         count += len(batch)
-        with without(method, "bf16"):  # squares of small gradients, and vmap knows no autocast
+        with disabled(method, "bf16"):  # small gradients are squared, and vmap does not support autocast
             each = vmap(grad(of_one), in_dims=(None, 0, 0))(weights, batch, draws)
         for name, gradients in each.items():
             total[name] += measure(gradients).sum(0)
-    images = int(ranks.total(count))
-    return {name.replace(".", "_"): ranks.total(value) / images for name, value in total.items()}
+    images = int(distributed.all_reduce_sum(count))
+    return {name.replace(".", "_"): distributed.all_reduce_sum(value) / images for name, value in total.items()}
 
 
-class _Scores(nn.Module):
-    """The method's scores as a forward pass, for ``functional_call``."""
+class _Logits(nn.Module):
+    """The method's logits as a forward pass, for ``functional_call``."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.method.scores(x)
+        return self.method.logits(x)
 
 
 def _prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

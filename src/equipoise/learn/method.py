@@ -1,163 +1,204 @@
-"""What a method is: a dataclass of hyper-parameters that is also the network it learns."""
+"""What a method is: a dataclass of hyper-parameters that is also the network it trains."""
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.learn.align import head_norms
-from equipoise.learn.clock import Clock
+from equipoise.learn.backbones import Architecture
+from equipoise.learn.backbones.base import backbones_of
 from equipoise.learn.head import Head
-from equipoise.learn.nets import Architecture, backbones_of
+from equipoise.learn.timer import Timer
 
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+if TYPE_CHECKING:  # fit.py needs this module
+    from equipoise.learn.fit import Fit
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
+_RENAMED = re.compile(r"\baid\b")  # what 0.1.0 called the auxiliary head
+
+
+class Variant(dict[str, Any]):
+    """Field values that a name of a method stands for, and what the name means."""
+
+    def __init__(self, about: str = "", **fields: Any) -> None:
+        super().__init__(fields)
+        self.about = about
 
 
 @dataclass(eq=False)
 class Method(nn.Module):
-    """Plain training on what there is. Methods override the verbs in which they differ.
+    """Plain training with cross-entropy. Subclasses override the hooks in which they differ.
 
-    Everything learned is a parameter, buffer or child, so ``state_dict()`` is the whole of it.
+    Dataclass fields are hyper-parameters. Everything that is learned is a parameter, buffer or child module, so that
+    ``state_dict()`` is complete.
     """
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Names under which the method is known, each with the fields it sets."""
-    abouts: ClassVar[Mapping[str, str]] = {}
-    """What a name means, where the class's own first line does not say it."""
-    paper: ClassVar[str] = ""
+    """Names of the method, each with the field values it stands for: ``{"shrink": {}}``."""
+    paper = ""
     """Authors, title, venue and year."""
-    extra: ClassVar[str] = "none"
-    """What it keeps beside one network and the memory."""
-    rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "memory"
-    """Which images of old classes are trained on beside the new ones."""
-    uses_teacher: ClassVar[bool] = False
-    """Whether the model of the step before is kept, frozen, while a step is learned."""
-    corrects: ClassVar[bool] = False
-    """Whether ``end`` changes predictions (then they are also evaluated before it)."""
-    needs_exemplars: ClassVar[bool] = False
-    """Whether it cannot work with an empty memory."""
-    shares: ClassVar[bool] = True
-    """Whether several processes can learn it together, each from a share of every batch."""
-    final_relu: ClassVar[bool] = True
-    """Whether the backbone's features end in a ReLU."""
+    stores = ""
+    """What is stored besides one network and the memory, in words."""
+    rehearsal = "memory"
+    """Old images to train on: "memory" (the exemplars), "all" (joint training) or "none"."""
+    uses_teacher = False
+    """Keep the previous step's model, frozen, while a step is trained."""
+    corrects = False
+    """``end`` changes predictions, so the model is also evaluated before it."""
+    final_relu = True
+    """The backbone's features end in a ReLU."""
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.teacher: Method | None = None
-        self.clock = Clock()
+        self.teacher: Self | None = None
+        self.timer = Timer()
         self.sizes: Tensor
         self.register_buffer("sizes", torch.zeros(0, dtype=torch.long))
 
+    # ---- hooks: override what differs
+
     def build(self, architecture: Architecture) -> None:
-        """Make the network, before the first step."""
+        """Make the networks, once, before the first step.
+
+        Parameters
+        ----------
+        architecture
+            Calling it returns a new backbone: ``architecture(final_relu=True)``.
+        """
         self.architecture = architecture
         self.backbone = architecture(self.final_relu)
         self.head = self.make_head(self.backbone.width)
 
+    def check(self, memory: Memory) -> None:
+        """Raise a UsageError for settings that cannot work, before anything is trained."""
+
     def make_head(self, features: int) -> Head:
+        """Return the head, without any class yet."""
         return Head(features)
 
-    @property
-    def steps(self) -> list[int]:
-        """How many classes each step so far has brought."""
-        return [int(size) for size in self.sizes]
-
-    # ---- the verbs
-
     def begin(self, step: Step, fit: Fit) -> None:
-        """Before training: make room for the new classes."""
-        self.start(step)
+        """Prepare for a step, before training; ``self.teacher`` is set already. Default: grow the head."""
         self.head.grow(step.new)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """What training lowers, for a batch of images and labels."""
-        return F.cross_entropy(self.scores(x), y)
+        """Return the mean loss of a batch of normalised images and labels."""
+        return F.cross_entropy(self.logits(x), y)
 
     def after_backward(self) -> None:
-        """After each backward pass, before the update."""
+        """Change gradients, after each backward pass."""
 
     def after_update(self) -> None:
-        """After each update."""
+        """Change weights, after each optimizer step."""
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        """After training: correct, estimate, remember. Returns figures worth keeping."""
+        """Finish a step, after training: align, fine-tune, estimate importances. Return figures to record."""
         return {}
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Scores over exactly the classes seen; changes nothing."""
-        return self.scores(x)
+    def classify(self, features: Tensor) -> Tensor:
+        """Return logits over exactly the classes seen, from features; must change nothing."""
+        return self.logits_from(features)
 
-    def keep(self, classes: Tensor) -> None:
-        """Between steps: only ``classes``, a rising list of places, stay and move up, with all that is kept of each."""
-        self.head.keep(classes)
+    def keep_classes(self, classes: Tensor) -> None:
+        """Keep only the given classes (sorted indices) and renumber them from 0.
+
+        Called between steps, when a class is forgotten or learned again. Override it if you store something per class;
+        raise a UsageError if a class cannot be removed.
+        """
+        self.head.keep_classes(classes)
         step_of = torch.repeat_interleave(self.sizes)
         self.sizes = torch.bincount(step_of[classes], minlength=len(self.sizes))
 
-    # ---- what the verbs are made of
+    def match_state(self, state: Mapping[str, Tensor]) -> None:
+        """Bring this method into the shape that ``state`` has, just before it is loaded.
+
+        The default resizes all heads and this method's own buffers. Override it if modules are added while learning,
+        and call the default at the end.
+        """
+        for name, module in self.named_modules():
+            weight = state.get(f"{name}.weight")
+            if isinstance(module, Head) and weight is not None:
+                module.resize(*weight.shape)
+        for name in self._buffers:
+            value = state.get(name)
+            if value is not None:
+                self._buffers[name] = torch.empty_like(value, device=self.sizes.device)
+
+    def weight_norms(self, norm: int) -> Tensor | None:
+        """Return the norm of each class's weights, or None if the head does not have one row per class."""
+        return head_norms(self.head, norm)
+
+    # ---- for use in hooks
+
+    @property
+    def steps(self) -> list[int]:
+        """The number of classes of each step so far."""
+        return [int(size) for size in self.sizes]
 
     def features(self, x: Tensor) -> Tensor:
+        """Return the backbone's features of a batch of images."""
         features: Tensor = self.backbone(x)
         return features
 
-    def scores(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.features(x))
-        return scores
+    def logits_from(self, features: Tensor) -> Tensor:
+        """Return the head's output."""
+        logits: Tensor = self.head(features)
+        return logits
 
-    def start(self, step: Step) -> None:
-        """Note what the step brings and, if the method learns from it, freeze a copy of the model so far."""
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the head's output for images, without any correction."""
+        return self.logits_from(self.features(x))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return ``classify(features(x))``."""
+        return self.classify(self.features(x))
+
+    def snapshot(self) -> Self:
+        """Return a frozen copy of the current model, without its teacher."""
+        teacher, self.teacher = self.teacher, None
+        copied: Self = copy.deepcopy(self)
+        copied.requires_grad_(False).eval()
+        self.teacher = teacher
+        for backbone in backbones_of(copied):
+            backbone.flip_tta = False  # it would double the cost of every batch
+        return copied
+
+    def teacher_predict(self, x: Tensor) -> Tensor:
+        """Return the teacher's predictions, corrections included."""
+        return self.from_teacher(lambda teacher: teacher.predict(x))
+
+    def from_teacher(self, function: Callable[[Self], T]) -> T:
+        """Return ``function(teacher)``, computed without gradients."""
+        assert self.teacher is not None
+        with torch.no_grad(), self.timer("teacher"):
+            return function(self.teacher)
+
+    # ---- called by the engine
+
+    def start_step(self, step: Step) -> None:
+        """Record the step's classes and keep the teacher; runs before ``begin``."""
         self.teacher = None
         if self.uses_teacher and step.old:
             self.teacher = self.snapshot()
         self.old, self.new = step.old, step.new
         self.sizes = torch.cat([self.sizes, self.sizes.new_tensor([step.new])])
 
-    def snapshot(self) -> Self:
-        """The model as it is now, frozen, without its teacher."""
-        teacher, self.teacher = self.teacher, None
-        copied = copy.deepcopy(self).requires_grad_(False).eval()
-        self.teacher = teacher
-        for backbone in backbones_of(copied):
-            backbone.mirror = False  # a teacher is asked about every batch: once is enough
-        return copied
-
-    def ask_teacher(self, x: Tensor) -> Tensor:
-        """What the teacher says of ``x``."""
-        return self.from_teacher(lambda teacher: teacher.lesson(x))
-
-    def from_teacher(self, ask: Callable[[Method], Answer]) -> Answer:
-        """Anything the teacher can tell."""
-        assert self.teacher is not None
-        with torch.no_grad(), self.clock("teacher"):
-            return ask(self.teacher)
-
-    def lesson(self, x: Tensor) -> Tensor:
-        """What this model says when it is the teacher: its predictions, corrections included."""
-        return self.predict(x)
-
-    def norms(self, norm: int) -> Tensor | None:
-        """The norm of each class's weights; None for a head that has no row a class."""
-        return head_norms(self.head, norm)
-
-    def train(self, mode: bool = True) -> Method:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if self.teacher is not None:
-            self.teacher.eval()  # a teacher whose batch norms moved would teach something else every batch
+            self.teacher.eval()  # its batch norms must not change
         return self
 
-    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        """Buffers take the shape they are loaded with: statistics a class grow with the classes."""
-        for name in self._buffers:
-            value = state.get(prefix + name)
-            if value is not None:
-                self._buffers[name] = torch.empty_like(value, device=self.sizes.device)
-        super()._load_from_state_dict(state, prefix, *rest)
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        state = {_RENAMED.sub("aux_head", name): value for name, value in state_dict.items()}
+        self.match_state(state)
+        return super().load_state_dict(state, strict, assign)

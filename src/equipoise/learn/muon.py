@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024): an optimizer for which an update of a matrix is a direction, the same for all scales."""
+"""Muon (Jordan et al. 2024): an optimizer that orthogonalises the updates of convolutions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Coefficients of an odd polynomial that pulls singular values between 0 and 1 quickly towards 1."""
+"""Coefficients of an odd polynomial that moves singular values between 0 and 1 quickly towards 1."""
 ITERATIONS = 3
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About the nearest matrix with singular values of 1, by Newton–Schulz iterations: products only.
+    """Approximate the nearest matrix whose singular values are 1, by Newton–Schulz iterations.
 
-    An iteration is x ← p(xxᵀ) x. All p(xxᵀ) are polynomials in the first xxᵀ, so they are multiplied on its small side,
-    and the matrix itself, which is some ten times as long, comes in twice only: half the time.
+    An iteration is x ← p(xxᵀ) x. All p(xxᵀ) are polynomials in the first xxᵀ, so they are multiplied on its small side;
+    the matrix itself, about ten times as long, takes part twice only. That halves the time.
     """
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = wide / (wide.norm() + 1e-7)
@@ -40,16 +40,16 @@ def _polynomial(gram: Tensor) -> Tensor:
 
 
 def orthogonal_filters(filters: Tensor) -> Tensor:
-    """``orthogonal`` with a row a filter; the order of a row's values is free, so it is channels-last: no copy."""
+    """Apply ``orthogonal`` with one row per filter, in channels-last order, which needs no copy."""
     rows = filters.permute(0, 2, 3, 1)
     return orthogonal(rows.flatten(1)).view(rows.shape).permute(0, 3, 1, 2)
 
 
 class Muon(torch.optim.Optimizer):
-    """Filters take orthogonal steps and keep their size; all other parameters follow SGD with Nesterov's momentum.
+    """Orthogonalised updates for convolutions, SGD with Nesterov momentum for all other parameters.
 
-    A filter's update says only in which direction, never how far: it does not depend on the scale of the loss, and the
-    filters, followed by a batch norm, need none of their own. So each layer's filters are kept at a mean norm of 1.
+    The updates of convolutions do not depend on the scale of the loss, and the batch norm that follows makes the scale
+    of the filters irrelevant. So each layer's filters are kept at a mean norm of 1.
     """
 
     def __init__(self, groups: Iterable[Mapping[str, Any]], lr: float, momentum: float, weight_decay: float) -> None:

@@ -1,47 +1,61 @@
-"""One small file a method. Every ``Method`` in this package, and every plug-in's, is found by its names."""
+"""Methods, one small file each, and everything that an author of a method needs.
 
-from __future__ import annotations
+    from equipoise.methods import Fit, Method, Step
 
-import pkgutil
-from collections.abc import Mapping
-from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any
+docs/add-a-method.md explains the hooks. ``registry.py`` finds the methods by name.
+"""
 
-from equipoise.errors import UsageError, unknown
-from equipoise.learn.method import Method
-from equipoise.settings import build
+from equipoise.core.distributed import subset_mean
+from equipoise.core.seeding import Key, generator, seed_for
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images, join
+from equipoise.data.memory import Memory
+from equipoise.data.split import hold_out
+from equipoise.data.stream import Step
+from equipoise.errors import UsageError
+from equipoise.learn.align import align_head, head_norms, unit_head
+from equipoise.learn.backbones import Architecture
+from equipoise.learn.backbones.base import Backbone, conv3x3, initialise
+from equipoise.learn.balanced import finetune_head
+from equipoise.learn.class_means import class_means, nearest_mean
+from equipoise.learn.fit import Fit
+from equipoise.learn.head import Head
+from equipoise.learn.importance import ImportanceMethod, mean_over_images
+from equipoise.learn.losses import distill, distill_groups, distillation_weight, sigmoid_distill
+from equipoise.learn.method import Method, Variant
+from equipoise.learn.schedule import Schedule
 
-
-@cache
-def registry() -> dict[str, tuple[type[Method], dict[str, Any]]]:
-    """Each name's class and the fields that the name sets. Plug-ins: entry points in the group equipoise.methods."""
-    modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    classes = [value for module in modules for value in vars(module).values() if _is_method(value)]
-    classes += [entry.load() for entry in entry_points(group="equipoise.methods")]
-    return {name: (cls, dict(fields)) for cls in classes for name, fields in cls.variants.items()}
-
-
-def _is_method(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Method) and bool(value.variants)
-
-
-def lookup(name: str) -> tuple[type[Method], dict[str, Any]]:
-    if name not in registry():
-        raise unknown("method", name, registry())
-    return registry()[name]
-
-
-def family(name: str) -> str:
-    """The first name of a method's class, under which recipes speak of all its variants."""
-    return next(iter(lookup(name)[0].variants))
-
-
-def make(name: str, fields: Mapping[str, Any] | None = None) -> Method:
-    """The method called ``name``, with some fields of its own."""
-    cls, preset = lookup(name)
-    for field, value in (fields or {}).items():
-        if field in preset and preset[field] != value:
-            raise UsageError(f"the method '{name}' means {field} = {preset[field]}: choose another method for {value}")
-    return build(cls, {**(fields or {}), **preset}, f"methods.{name}")
+__all__ = [
+    "Architecture",
+    "Augment",
+    "Backbone",
+    "Fit",
+    "Head",
+    "Images",
+    "ImportanceMethod",
+    "Key",
+    "Memory",
+    "Method",
+    "Schedule",
+    "Step",
+    "UsageError",
+    "Variant",
+    "align_head",
+    "class_means",
+    "conv3x3",
+    "distill",
+    "distill_groups",
+    "distillation_weight",
+    "finetune_head",
+    "generator",
+    "head_norms",
+    "hold_out",
+    "initialise",
+    "join",
+    "mean_over_images",
+    "nearest_mean",
+    "seed_for",
+    "sigmoid_distill",
+    "subset_mean",
+    "unit_head",
+]

@@ -1,72 +1,62 @@
 """DER: dynamically expandable representation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.data.stream import Step
-from equipoise.learn.balance import tune_head
-from equipoise.learn.head import Head
-from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture
-
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+from equipoise.methods import Architecture, Fit, Head, Method, Step, finetune_head
 
 
 @dataclass(eq=False)
 class DER(Method):
-    """Each step adds a backbone and freezes the others; an auxiliary head makes it tell new classes from old.
+    """Each step adds a backbone and freezes the others; an auxiliary head teaches it to tell new classes from old.
 
-    Deviations: backbones are not pruned (channel masks only save parameters), and there is no warm-up after which
-    both heads are drawn anew once more.
+    Deviations: backbones are not pruned (channel masks only save parameters), and there is no warm-up after which both
+    heads are reinitialised once more.
     """
 
-    paper: ClassVar[str] = "Yan, Xie and He, DER: Dynamically Expandable Representation, CVPR 2021"
+    paper = "Yan, Xie and He, DER: Dynamically Expandable Representation, CVPR 2021"
     variants: ClassVar = {"der": {}}
-    corrects: ClassVar[bool] = True
-    extra: ClassVar[str] = "a backbone a step"
+    corrects = True
+    stores = "a backbone per step"
 
-    auxiliary: float = 1.0
-    """λ_a, the weight of the auxiliary loss."""
+    aux_weight: float = 1.0
+    """Weight λ_a of the auxiliary loss."""
     reuse_head: bool = False
-    """Start old classes' rows, on old features, as they were (Sec. 3.1) instead of drawing all anew (authors' code)."""
-    tune_epochs: int = 30
-    """Epochs in which the head alone is trained again, on balanced exemplars."""
-    tune_lr: float = 0.1
-    """Its learning rate."""
-    tune_temperature: float = 5.0
-    """δ, which softens the scores in that training."""
+    """Keep old classes' rows on old features (Sec. 3.1) instead of reinitialising all (authors' code)."""
+    finetune_epochs: int = 30
+    """Epochs in which only the head is trained, on balanced exemplars."""
+    finetune_lr: float = 0.1
+    """Learning rate of the fine-tuning."""
+    finetune_temperature: float = 5.0
+    """Temperature δ of the fine-tuning."""
 
     def build(self, architecture: Architecture) -> None:
         self.architecture = architecture
         self.backbones = nn.ModuleList()
-        self.head, self.aid = Head(0), Head(0)
+        self.head, self.aux_head = Head(0), Head(0)
 
     def features(self, x: Tensor) -> Tensor:
         return torch.cat([backbone(x) for backbone in self.backbones], 1)
 
     def begin(self, step: Step, fit: Fit) -> None:
-        self.start(step)
         fresh = self.architecture(self.final_relu).to(self.head.weight.device)
         if step.old:
             self.backbones.requires_grad_(False)
-            fresh.load_state_dict(self.backbones[-1].state_dict())  # authors: the new one starts as the last
+            fresh.load_state_dict(self.backbones[-1].state_dict())  # authors: start from the previous backbone
         self.backbones.append(fresh)
         head = Head(fresh.width * len(self.backbones)).to(self.head.weight.device)
         head.grow(step.seen)
         if self.reuse_head:
             head.weight.data[: step.old, : self.head.features] = self.head.weight.data
-        self.head, self.aid = head, Head(fresh.width).to(head.weight.device)
-        self.aid.grow(step.new + 1)
+        self.head, self.aux_head = head, Head(fresh.width).to(head.weight.device)
+        self.aux_head.grow(step.new + 1)
 
-    def train(self, mode: bool = True) -> DER:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         for frozen in list(self.backbones)[:-1]:
             frozen.eval()
@@ -78,26 +68,21 @@ class DER(Method):
         if not self.old:
             return loss
         target = (y - self.old + 1).clamp(min=0)  # Sec. 3.2: all old classes are one
-        return loss + self.auxiliary * F.cross_entropy(self.aid(features[:, -self.aid.features :]), target)  # Eq. 5
+        newest = features[:, -self.aux_head.features :]
+        return loss + self.aux_weight * F.cross_entropy(self.aux_head(newest), target)  # Eq. 5
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        milestones = (self.tune_epochs // 2,) if self.tune_epochs > 1 else ()
-        schedule = fit.schedule.further(
-            epochs=self.tune_epochs, lr=self.tune_lr, shape="milestones", milestones=milestones
+        milestones = (self.finetune_epochs // 2,) if self.finetune_epochs > 1 else ()
+        schedule = fit.schedule.for_stage(
+            epochs=self.finetune_epochs, lr=self.finetune_lr, lr_schedule="milestones", milestones=milestones
         )
-        tune_head(fit, self.softened_loss, schedule, redraw=True)  # Sec. 3.4: the classifier is learned anew
+        finetune_head(fit, self.finetune_loss, schedule, reinit=True)  # Sec. 3.4: the classifier is learned again
         return {}
 
-    def softened_loss(self, features: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(features) / self.tune_temperature, y)
+    def finetune_loss(self, features: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(features) / self.finetune_temperature, y)
 
-    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        """As many backbones, and heads as wide, as the state has."""
-        steps = len(state[f"{prefix}sizes"])
-        while len(self.backbones) < steps:
+    def match_state(self, state: Mapping[str, Tensor]) -> None:
+        while len(self.backbones) < len(state["sizes"]):
             self.backbones.append(self.architecture(self.final_relu).to(self.sizes.device))
-        for name in ("head", "aid"):
-            width = state[f"{prefix}{name}.weight"].shape[1]
-            if width != getattr(self, name).features:
-                setattr(self, name, Head(width).to(self.sizes.device))
-        super()._load_from_state_dict(state, prefix, *rest)
+        super().match_state(state)

@@ -1,34 +1,34 @@
-"""Generative replay: a generator makes up images of old classes, and the old model says what they are."""
-
-from __future__ import annotations
+"""Generative replay: a generator makes images of old classes, and the old model labels them."""
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from equipoise.data.augment import Augment
-from equipoise.data.images import Images, join
-from equipoise.data.stream import Step
-from equipoise.errors import UsageError
-from equipoise.learn.head import Head
-from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture, conv3x3
-from equipoise.learn.schedule import Schedule
-
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+from equipoise.methods import (
+    Architecture,
+    Augment,
+    Fit,
+    Head,
+    Images,
+    Method,
+    Schedule,
+    Step,
+    UsageError,
+    conv3x3,
+    join,
+)
 
 CODE = 32
-"""Length of a class's code."""
+"""Length of a class's embedding."""
 
 
 class Generator(nn.Module):
-    """Noise and a class's code to an image with values in -1…1, by three doublings."""
+    """Generate an image with values in -1…1 from noise and a class embedding, by three doublings."""
 
     def __init__(self, noise: int, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Generator(nn.Module):
 
 
 class Critic(nn.Module):
-    """How real an image of a class looks; the class enters as a projection (Miyato and Koyama 2018)."""
+    """Rate how real an image of a class looks, with a projection of the class (Miyato and Koyama 2018)."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -62,53 +62,53 @@ class Critic(nn.Module):
         for conv in self.convs:
             x = F.leaky_relu(conv(x), 0.1)
         features = x.sum((2, 3))
-        judged: Tensor = self.real(features)[:, 0] + (self.project(code) * features).sum(1)
-        return judged
+        rating: Tensor = self.real(features)[:, 0] + (self.project(code) * features).sum(1)
+        return rating
 
 
 @dataclass(eq=False)
 class GANReplay(Method):
-    """A conditional GAN learned beside the classifier makes up the rehearsal images, labelled by the old model."""
+    """A conditional GAN generates the rehearsal images, and the old model labels them."""
 
-    paper: ClassVar[str] = (
+    paper = (
         "Shin et al., Deep Generative Replay, NeurIPS 2017; conditional as Wu et al., Memory Replay GANs, NeurIPS 2018"
     )
     variants: ClassVar = {"gan-replay": {}}
-    rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "nothing"
-    extra: ClassVar[str] = "a generator and a critic"
+    rehearsal = "none"
+    stores = "a generator and a critic"
 
     noise: int = 64
     """Length of the generator's noise."""
-    share: float = 1.0
-    """Images made up of an old class, for each image of a new one."""
+    replay_ratio: float = 1.0
+    """Generated images per old class, relative to the images per new class."""
     gan_epochs: int = 10
-    """Epochs in which generator and critic are trained after each step."""
+    """Epochs of the generator and critic after each step."""
     gan_lr: float = 2e-4
     """Adam's learning rate for both."""
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
         self.generator, self.critic = Generator(self.noise, architecture.shape), Critic(architecture.shape)
-        self.codes = Head(CODE)  # one row a class, growing as the head does
+        self.codes = Head(CODE)  # one row per class, growing as the head does
 
     def begin(self, step: Step, fit: Fit) -> None:
         if step.old:
-            count = max(1, round(self.share * len(step.images) / step.new))
+            count = max(1, round(self.replay_ratio * len(step.images) / step.new))
             made = self.imagine(torch.arange(step.old).repeat_interleave(count), fit.augment)
             fit.images = join([step.images, made])
         super().begin(step, fit)
         self.codes.grow(step.new)
         for part in (self.generator, self.critic, self.codes):
-            part.requires_grad_(False)  # the classifier's turn
+            part.requires_grad_(False)  # now the classifier is trained
 
-    def keep(self, classes: Tensor) -> None:
+    def keep_classes(self, classes: Tensor) -> None:
         raise UsageError(
-            "gan-replay cannot part with a class, to forget it or learn it anew: its generator draws it, so begin anew"
+            "gan-replay cannot forget or relearn a class, because its generator still produces it: train a new model"
         )
 
     @torch.no_grad()
     def imagine(self, classes: Tensor, augment: Augment) -> Images:
-        """Pictures of ``classes``, each with the label that this model gives it."""
+        """Generate images of ``classes``, labelled by this model."""
         self.eval()
         pixels, labels = [], []
         for wanted in classes.to(self.codes.weight.device).split(256):
@@ -133,21 +133,21 @@ class GANReplay(Method):
             batch_size=64,
             optimizer="adam",
             lr=self.gan_lr,
-            shape="constant",
+            lr_schedule="constant",
             momentum=0.5,
             weight_decay=0.0,
         )
-        fit(fit.images, gan_loss, schedule, weights, "generator", augment=False)
+        fit.train(fit.images, gan_loss, schedule, weights, "generator", augment=False)
         return {}
 
     def gan_loss(self, real: Tensor, y: Tensor) -> Tensor:
-        """Hinge losses of both players, in one sum: neither's weights feel the other's loss."""
+        """Return the sum of both hinge losses; neither network gets gradients from the other's loss."""
         noise = torch.randn(len(real), self.noise, device=real.device)
         made = self.generator(noise, self.codes.weight[y])
-        code = self.codes.weight[y].detach()  # the generator's: the critic reads them
-        judged_real, judged_made = self.critic(real, code), self.critic(made.detach(), code)
-        critic = F.relu(1 - judged_real).mean() + F.relu(1 + judged_made).mean()
-        held = {name: weight.detach() for name, weight in self.critic.named_parameters()}
-        fooled = functional_call(self.critic, held, (made, code))
+        code = self.codes.weight[y].detach()  # trained by the generator's loss only
+        real_rating, made_rating = self.critic(real, code), self.critic(made.detach(), code)
+        critic = F.relu(1 - real_rating).mean() + F.relu(1 + made_rating).mean()
+        fixed = {name: weight.detach() for name, weight in self.critic.named_parameters()}
+        fooled = functional_call(self.critic, fixed, (made, code))
         loss: Tensor = critic - fooled.mean()
         return loss

@@ -1,83 +1,76 @@
 """IL2M: class-incremental learning with dual memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.data.stream import Step
-from equipoise.learn.method import Method
+from equipoise.methods import Fit, Method, Step
 
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
-
-LEAST = 1e-6
-"""A mean below this is taken for this, so that every ratio exists."""
+MIN_MEAN = 1e-6
+"""Lower bound of a mean score, so that every ratio is defined."""
 
 
 @dataclass(eq=False)
 class IL2M(Method):
-    """Plain fine-tuning with memory; old classes' scores are rectified by what they were when they were learned.
+    """Plain fine-tuning with memory; old classes' scores are rectified by their level when they were learned.
 
-    Scores are softmax probabilities: they are positive, so the paper's ratios of means have a meaning. Old
-    classes' rows of the head are kept; the authors' code draws the whole head anew in each step.
+    Scores are softmax probabilities: they are positive, so the paper's ratios of means are meaningful. Old classes' rows
+    of the head are kept; the authors' code reinitialises the whole head in each step.
     """
 
-    paper: ClassVar[str] = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"
+    paper = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"
     variants: ClassVar = {"il2m": {}}
-    corrects: ClassVar[bool] = True
-    extra: ClassVar[str] = "two numbers a class, one a step"
+    corrects = True
+    stores = "two numbers per class and one per step"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.first: Tensor
-        self.now: Tensor
-        self.confidence: Tensor
+        self.first: Tensor  # mean score of each class when it was learned
+        self.now: Tensor  # and with the current model
+        self.confidence: Tensor  # mean top score of each step's model on its new classes
         for name in ("first", "now", "confidence"):
             self.register_buffer(name, torch.ones(0))
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)
-        self.now = torch.ones(0, device=self.now.device)  # until ``end`` nothing is rectified
+        self.now = torch.ones(0, device=self.now.device)  # no rectification until ``end``
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        probabilities = fit.over(step.images, lambda x: self.scores(x).softmax(1))
+        probabilities = fit.map(step.images, lambda x: self.logits(x).softmax(1))
         device = self.head.weight.device
-        new = _own_means(probabilities, step.images.labels, range(step.old, step.seen)).to(device)
-        # the mean top score over the new classes' images says how confident this step's model is
+        new = own_means(probabilities, step.images.labels, range(step.old, step.seen)).to(device)
         self.confidence = torch.cat([self.confidence, probabilities.amax(1).mean()[None].to(device)])
         self.first = torch.cat([self.first, new])
-        old = fit.memory.images()  # as they were trained on; the memory is cut later
+        old = fit.memory.images()  # as trained on; the memory is truncated later
         if not step.old or old is None:
             return {}
-        said = fit.over(old, lambda x: self.scores(x).softmax(1))
-        self.now = torch.cat([_own_means(said, old.labels, range(step.old)).to(device), new])
+        scores = fit.map(old, lambda x: self.logits(x).softmax(1))
+        self.now = torch.cat([own_means(scores, old.labels, range(step.old)).to(device), new])
         return {}
 
-    def keep(self, classes: Tensor) -> None:
-        super().keep(classes)
+    def keep_classes(self, classes: Tensor) -> None:
+        super().keep_classes(classes)
         self.first = self.first[classes]
         self.now = self.now[classes] if len(self.now) else self.now
 
-    def predict(self, x: Tensor) -> Tensor:
-        scores = self.scores(x).softmax(1)
+    def classify(self, features: Tensor) -> Tensor:
+        scores = self.logits_from(features).softmax(1)
         if len(self.now) == scores.shape[1]:
-            scores = self.rectified(scores)
-        return scores.clamp(min=1e-30).log()  # logarithms, so that a softmax gives the probabilities back
+            scores = self.rectify(scores)
+        return scores.clamp(min=1e-30).log()  # logits, whose softmax gives the scores back
 
-    def rectified(self, scores: Tensor) -> Tensor:
-        """Eq. 1: only where a new class wins, old scores × [μ first / μ now] · [confidence now / when learned]."""
+    def rectify(self, scores: Tensor) -> Tensor:
+        """Eq. 1: if a new class wins, multiply old scores by [μ first / μ now] · [confidence now / when learned]."""
         old = scores.shape[1] - self.steps[-1]
         step_of = torch.repeat_interleave(self.sizes)[:old]
-        ratio = self.first[:old] / self.now[:old].clamp(min=LEAST)
-        ratio = ratio * self.confidence[-1] / self.confidence[step_of].clamp(min=LEAST)
-        wins_new = scores.argmax(1, keepdim=True) >= old
-        return torch.cat([torch.where(wins_new, scores[:, :old] * ratio, scores[:, :old]), scores[:, old:]], 1)
+        ratio = self.first[:old] / self.now[:old].clamp(min=MIN_MEAN)
+        ratio = ratio * self.confidence[-1] / self.confidence[step_of].clamp(min=MIN_MEAN)
+        new_wins = scores.argmax(1, keepdim=True) >= old
+        return torch.cat([torch.where(new_wins, scores[:, :old] * ratio, scores[:, :old]), scores[:, old:]], 1)
 
 
-def _own_means(probabilities: Tensor, labels: Tensor, classes: range) -> Tensor:
-    """The mean score of each class over its own images."""
+def own_means(probabilities: Tensor, labels: Tensor, classes: range) -> Tensor:
+    """Return the mean score of each class over its own images."""
     return torch.stack([probabilities[labels == c, c].mean() for c in classes])

@@ -1,26 +1,20 @@
-"""Joint training: the upper bound that no incremental method can be expected to pass."""
-
-from __future__ import annotations
+"""Joint training: the upper bound."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
-from equipoise.data.stream import Step
-from equipoise.learn.method import Method
-
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+from equipoise.methods import Fit, Method, Step
 
 
 @dataclass(eq=False)
 class Joint(Method):
-    """Train on all images of all classes seen so far: what forgetting costs is measured from here."""
+    """Train on all images of all classes seen so far: the upper bound for incremental methods."""
 
     variants: ClassVar = {"joint": {}}
-    rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "everything"
+    rehearsal = "all"
 
     fresh: bool = True
-    """Start each step from a new network, instead of from the last one."""
+    """Start each step from a new network instead of the previous one."""
 
     def begin(self, step: Step, fit: Fit) -> None:
         if self.fresh:

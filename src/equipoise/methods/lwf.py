@@ -1,40 +1,37 @@
 """LwF: Learning without Forgetting, with softmax."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.learn.losses import distill
-from equipoise.learn.method import Method
+from equipoise.methods import Method, distill
 
 
 @dataclass(eq=False)
 class LwF(Method):
     """Cross-entropy on the new classes and distillation on the old ones, without any old image.
 
-    Deviation: no warm-up in which the new classes' rows are trained alone.
+    Deviation: no warm-up in which only the new classes' rows are trained.
     """
 
-    paper: ClassVar[str] = "Li and Hoiem, Learning without Forgetting, ECCV 2016"
+    paper = "Li and Hoiem, Learning without Forgetting, ECCV 2016"
     variants: ClassVar = {"lwf": {}}
-    uses_teacher: ClassVar[bool] = True
-    rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "nothing"
+    uses_teacher = True
+    rehearsal = "none"
 
     temperature: float = 2.0
-    """T of the distillation."""
-    balance: float = 1.0
-    """The weight of the distillation (λ_o)."""
+    """Temperature T of the distillation."""
+    kd_weight: float = 1.0
+    """Weight λ_o of the distillation."""
     over: Literal["new", "all"] = "new"
-    """The classes between which cross-entropy decides: the step's own (each task has its head in the paper), or all."""
+    """Classes of the cross-entropy: the step's own (each task has its head in the paper), or all seen."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        scores = self.scores(x)
+        logits = self.logits(x)
         if self.teacher is None:
-            return F.cross_entropy(scores, y)
+            return F.cross_entropy(logits, y)
         first = self.old if self.over == "new" else 0
-        loss = F.cross_entropy(scores[:, first:], y - first)
-        return loss + self.balance * distill(scores, self.ask_teacher(x), self.temperature)
+        loss = F.cross_entropy(logits[:, first:], y - first)
+        return loss + self.kd_weight * distill(logits, self.teacher_predict(x), self.temperature)

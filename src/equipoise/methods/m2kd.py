@@ -1,94 +1,92 @@
 """M²KD: multi-model and multi-level knowledge distillation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.data.stream import Step
-from equipoise.learn.head import Head
-from equipoise.learn.losses import distill
-from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture, Backbone
-
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+from equipoise.methods import Architecture, Backbone, Fit, Head, Method, Step, distill
 
 
-class TwoLevels(nn.Module):
-    """A backbone with a head on its features and another on its last map but one."""
+class Snapshot(nn.Module):
+    """A backbone with a head on its features and an auxiliary one on the maps before them."""
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, head: Head, aux_head: Head) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.head, self.aid = Head(backbone.width), Head(backbone.map_widths[-2])
+        self.backbone, self.head, self.aux_head = backbone, head, aux_head
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        maps = self.backbone.maps(x)
-        return self.head(self.backbone.pool(maps[-1])), self.aid(maps[-2].mean((2, 3)))
+        return two_levels(self.backbone, self.head, self.aux_head, x)
 
-    def keep(self, classes: Tensor) -> None:
-        known = classes[classes < self.head.classes]
-        self.head.keep(known)
-        self.aid.keep(known)
+
+def two_levels(backbone: Backbone, head: Head, aux_head: Head, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits of both heads."""
+    maps = backbone.maps(x)
+    return head(backbone.pool(maps[-1])), aux_head(maps[-2].mean((2, 3)))
 
 
 @dataclass(eq=False)
 class M2KD(Method):
     """Every earlier snapshot teaches the classes that it was the first to learn, at two levels.
 
-    No code was released. Chosen here: snapshots are kept whole (the paper rebuilds them from pruning masks, which saves
-    memory and is meant to give the same outputs); the intermediate level is a head on the last feature map but one.
+    No code was released. Chosen here: snapshots are stored whole (the paper rebuilds them from pruning masks, which saves
+    memory and should give the same outputs); the intermediate level is a head on the last feature maps but one.
     """
 
-    paper: ClassVar[str] = "Zhou et al., M2KD: Multi-model and Multi-level Knowledge Distillation, 2019"
+    paper = "Zhou et al., M2KD: Multi-model and Multi-level Knowledge Distillation, 2019"
     variants: ClassVar = {"m2kd": {}}
-    extra: ClassVar[str] = "a network a step, a second head"
+    stores = "a network per step and a second head"
 
     temperature: float = 2.0
-    """T of the distillation."""
-    balance: float = 1.0
-    """The weight of each snapshot's distillation."""
-    auxiliary: float = 0.5
-    """The weight of everything at the intermediate level."""
+    """Temperature T of the distillation."""
+    kd_weight: float = 1.0
+    """Weight of each snapshot's distillation."""
+    aux_weight: float = 0.5
+    """Weight of the intermediate level."""
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
-        self.aid = Head(self.backbone.map_widths[-2])
+        self.aux_head = Head(self.backbone.map_widths[-2])
         self.snapshots = nn.ModuleList()
 
     def begin(self, step: Step, fit: Fit) -> None:
         if step.old:
-            kept = self._blank()
-            kept.load_state_dict({k: v for k, v in self.state_dict().items() if k.split(".")[0] in PARTS})
-            self.snapshots.append(kept.requires_grad_(False).eval())
+            snapshot = self.new_snapshot()
+            for name, part in snapshot.named_children():
+                state = self.get_submodule(name).state_dict()
+                if isinstance(part, Head):
+                    part.resize(*state["weight"].shape)
+                part.load_state_dict(state)
+            self.snapshots.append(snapshot.requires_grad_(False).eval())
         super().begin(step, fit)
-        self.aid.grow(step.new)
+        self.aux_head.grow(step.new)
 
-    def _blank(self) -> TwoLevels:
-        return TwoLevels(self.architecture(self.final_relu)).to(self.head.weight.device)
+    def new_snapshot(self) -> Snapshot:
+        heads = Head(self.head.features), Head(self.aux_head.features)
+        return Snapshot(self.architecture(self.final_relu), *heads).to(self.head.weight.device)
 
-    def train(self, mode: bool = True) -> M2KD:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         self.snapshots.eval()
         return self
 
-    def keep(self, classes: Tensor) -> None:
-        super().keep(classes)
-        self.aid.keep(classes)
-        for snapshot in self.snapshots:
-            assert isinstance(snapshot, TwoLevels)
-            snapshot.keep(classes)
+    def keep_classes(self, classes: Tensor) -> None:
+        super().keep_classes(classes)
+        self.aux_head.keep_classes(classes)
+        for head in (part for part in self.snapshots.modules() if isinstance(part, Head)):
+            head.keep_classes(classes[classes < head.classes])
+
+    def match_state(self, state: Mapping[str, Tensor]) -> None:
+        while len(self.snapshots) < len(state["sizes"]) - 1:
+            self.snapshots.append(self.new_snapshot().requires_grad_(False).eval())
+        super().match_state(state)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        maps = self.backbone.maps(x)
-        levels = self.head(self.backbone.pool(maps[-1])), self.aid(maps[-2].mean((2, 3)))
-        high, low = (F.cross_entropy(scores, y) for scores in levels)
+        levels = two_levels(self.backbone, self.head, self.aux_head, x)
+        high, low = (F.cross_entropy(logits, y) for logits in levels)
         start = 0
         for snapshot, size in zip(self.snapshots, self.steps, strict=False):
             own = slice(start, start + size)  # the classes that were new when the snapshot was taken
@@ -96,17 +94,7 @@ class M2KD(Method):
             if not size:  # all of them were forgotten
                 continue
             with torch.no_grad():
-                taught = snapshot(x)
-            high = high + self.balance * distill(levels[0][:, own], taught[0][:, own], self.temperature)
-            low = low + self.balance * distill(levels[1][:, own], taught[1][:, own], self.temperature)
-        return high + self.auxiliary * low
-
-    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        """As many snapshots as the state has."""
-        while len(self.snapshots) < len(state[f"{prefix}sizes"]) - 1:
-            self.snapshots.append(self._blank().requires_grad_(False).eval())
-        super()._load_from_state_dict(state, prefix, *rest)
-
-
-PARTS = ("backbone", "head", "aid")
-"""What a snapshot has of a model."""
+                target = snapshot(x)
+            high = high + self.kd_weight * distill(levels[0][:, own], target[0][:, own], self.temperature)
+            low = low + self.kd_weight * distill(levels[1][:, own], target[1][:, own], self.temperature)
+        return high + self.aux_weight * low

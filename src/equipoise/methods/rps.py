@@ -1,29 +1,30 @@
 """RPS-Net: random path selection."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.data.images import Images
-from equipoise.data.stream import Step
-from equipoise.learn.losses import distill
-from equipoise.learn.method import Method
-from equipoise.learn.nets import Architecture, Backbone, conv3x3, initialise
-from equipoise.seeding import generator
-
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+from equipoise.methods import (
+    Architecture,
+    Backbone,
+    Fit,
+    Images,
+    Method,
+    Step,
+    conv3x3,
+    distill,
+    generator,
+    initialise,
+)
 
 
 class Residual(nn.Module):
-    """One module of a layer: two convolutions beside a shortcut, at half the resolution if it pools."""
+    """One module of a layer: two convolutions and a shortcut, at half the resolution if it pools."""
 
     def __init__(self, inputs: int, outputs: int, pools: bool) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class Residual(nn.Module):
 
 
 class PathNet(Backbone):
-    """Layers of parallel modules; a layer's output is the sum over the modules in use (Eq. 2)."""
+    """Layers of parallel modules; a layer's output is the sum over its active modules (Eq. 2)."""
 
     def __init__(self, channels: int, widths: tuple[int, ...], parallel: int) -> None:
         super().__init__()
@@ -55,12 +56,12 @@ class PathNet(Backbone):
         self.path: Tensor
         self.register_buffer("fixed", torch.zeros(len(widths), parallel, dtype=torch.bool))
         self.register_buffer("path", torch.zeros(len(widths), dtype=torch.long))
-        self.active = self.in_use()
+        self.active = self.active_modules()
 
-    def compute(self, x: Tensor) -> list[Tensor]:
+    def forward_stages(self, x: Tensor) -> list[Tensor]:
         stages = []
-        # a compiler sees no values of tensors, so it is told what was true when train() or eval() was called
-        active = self.active if torch.compiler.is_compiling() else self.in_use()
+        # a compiler cannot read tensor values, so it uses the list made by train() or eval()
+        active = self.active if torch.compiler.is_compiling() else self.active_modules()
         for layer, (first, *others) in zip(self.layers, active, strict=True):
             assert isinstance(layer, nn.ModuleList)
             total = layer[first](x)
@@ -70,68 +71,68 @@ class PathNet(Backbone):
             stages.append(x)
         return stages
 
-    def in_use(self) -> list[list[int]]:
-        """The modules of each layer that are fixed or on the path."""
+    def active_modules(self) -> list[list[int]]:
+        """Return the modules of each layer that are fixed or on the path."""
         used = self.fixed.scatter(1, self.path[:, None], True)
         return [row.nonzero().flatten().tolist() for row in used]
 
     def fix(self) -> None:
-        """The current path's modules are never trained again."""
+        """Never train the current path's modules again."""
         self.fixed[torch.arange(len(self.path)), self.path] = True
 
-    def settle(self) -> None:
-        """Train what is on the path and not fixed, and nothing else."""
+    def unfreeze_path(self) -> None:
+        """Train only the modules that are on the path and not fixed."""
         for depth, layer in enumerate(self.layers):
             for m, module in enumerate(layer.children()):
                 module.requires_grad_(m == int(self.path[depth]) and not bool(self.fixed[depth, m]))
 
-    def train(self, mode: bool = True) -> PathNet:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self.active = self.in_use()
+        self.active = self.active_modules()
         for layer, fixed in zip(self.layers, self.fixed.tolist(), strict=True):
-            for module, stands in zip(layer.children(), fixed, strict=True):
-                module.train(mode and not stands)
+            for module, is_fixed in zip(layer.children(), fixed, strict=True):
+                module.train(mode and not is_fixed)
         return self
 
 
 @dataclass(eq=False)
 class RPS(Method):
-    """A random path through parallel modules is added every other step; modules used before stay as they are.
+    """A random path through parallel modules is added every other step; modules used before are frozen.
 
-    Deviations: the best of the candidate paths is chosen on held-out training images (the released code looks at test
-    accuracy), after a short trial of each; distillation is over old classes (the released code puts labels of new
-    ones among the teacher's scores); the network is its own, by default shallower than the authors' nine layers, and
-    ``net.backbone`` does not change it.
+    Deviations: the best candidate path is chosen on held-out training images after a short trial (the released code uses
+    test accuracy); distillation is over old classes (the released code puts labels of new classes among the teacher's
+    logits); the network is its own, by default shallower than the authors' nine layers, and ``net.backbone`` does not
+    change it.
     """
 
-    paper: ClassVar[str] = "Rajasegaran et al., Random Path Selection for Incremental Learning, NeurIPS 2019"
+    paper = "Rajasegaran et al., Random Path Selection for Incremental Learning, NeurIPS 2019"
     variants: ClassVar = {"rps": {}}
-    uses_teacher: ClassVar[bool] = True
-    extra: ClassVar[str] = "parallel modules"
+    uses_teacher = True
+    stores = "parallel modules"
 
     widths: tuple[int, ...] = (16, 32, 64)
-    """Channels of each layer; all but those of the last width halve the resolution."""
+    """Channels of each layer; all layers but those of the last width halve the resolution."""
     parallel: int = 8
-    """M, modules a layer."""
+    """Modules M per layer."""
     every: int = 2
-    """J, steps for which a path is kept."""
+    """Number J of steps for which a path is kept."""
     candidates: int = 2
-    """Random paths that are tried."""
+    """Number of random paths to try."""
     trial_epochs: int = 1
-    """Epochs each is tried for."""
+    """Epochs of each trial."""
     held_out: float = 0.1
-    """Share of the training images on which the candidates are compared."""
+    """Fraction of the training images on which the candidates are compared."""
     growth: float = 2.5
-    """γ of the weight of distillation: φ is 1 for the first J + 1 steps, then γ for each further one (authors: CIFAR
-    2.5, ImageNet 10)."""
+    """γ of the distillation weight φ, which is 1 for the first J + 1 steps and γ times the number of further steps
+    after them (authors: CIFAR 2.5, ImageNet 10)."""
     temperature: float = 2.0
-    """T of the distillation."""
+    """Temperature T of the distillation."""
 
     def build(self, architecture: Architecture) -> None:
         self.architecture = architecture
         net = PathNet(architecture.shape[0], self.widths, self.parallel)
         initialise(net)
-        self.backbone = architecture.dress(net)
+        self.backbone = architecture.configure(net)
         self.head = self.make_head(self.backbone.width)
 
     @property
@@ -145,10 +146,10 @@ class RPS(Method):
             if step.old:
                 self.paths.fix()
             self.choose_path(fit)
-        self.paths.settle()
+        self.paths.unfreeze_path()
 
     def choose_path(self, fit: Fit) -> None:
-        """Try random paths; keep the one that does best on images it was not trained on, as the trial left it."""
+        """Try random paths and keep the one with the highest accuracy on held-out images, with its trained weights."""
         assert fit.images is not None
         draws = generator(*fit.key, "paths")
         layers = len(self.paths.path)
@@ -159,27 +160,27 @@ class RPS(Method):
         order = torch.randperm(len(fit.images), generator=draws)
         cut = max(1, int(self.held_out * len(order)))
         held, rest = fit.images.select(order[:cut]), fit.images.select(order[cut:])
-        schedule = fit.schedule.further(epochs=self.trial_epochs, shape="constant", milestones=())
-        start, best, best_hits = copy.deepcopy(self.state_dict()), None, -1
+        schedule = fit.schedule.for_stage(epochs=self.trial_epochs, lr_schedule="constant", milestones=())
+        start, best, most_correct = copy.deepcopy(self.state_dict()), None, -1
         for path in paths:
             self.load_state_dict(start)
             self.paths.path.copy_(path)
-            self.paths.settle()
-            fit(rest, None, schedule, name="path")
-            hits = self.hits(held, fit)
-            if hits > best_hits:
-                best, best_hits = copy.deepcopy(self.state_dict()), hits
+            self.paths.unfreeze_path()
+            fit.train(rest, None, schedule, name="path")
+            correct = self.count_correct(held, fit)
+            if correct > most_correct:
+                best, most_correct = copy.deepcopy(self.state_dict()), correct
         assert best is not None
         self.load_state_dict(best)
 
-    def hits(self, images: Images, fit: Fit) -> int:
-        return int((fit.over(images, self.scores).argmax(1) == images.labels).sum())
+    def count_correct(self, images: Images, fit: Fit) -> int:
+        return int((fit.map(images, self.logits).argmax(1) == images.labels).sum())
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        scores = self.scores(x)
-        loss = F.cross_entropy(scores, y)
+        logits = self.logits(x)
+        loss = F.cross_entropy(logits, y)
         if self.teacher is None:
             return loss
         further = len(self.steps) - 1 - self.every
         weight = self.growth * further if further > 0 else 1.0
-        return loss + weight * distill(scores, self.ask_teacher(x), self.temperature)
+        return loss + weight * distill(logits, self.teacher_predict(x), self.temperature)

@@ -1,32 +1,25 @@
 """SI: continual learning through synaptic intelligence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.data.stream import Step
-from equipoise.learn.importance import Consolidating
-from equipoise.learn.nets import Architecture
-
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+from equipoise.methods import Architecture, Fit, ImportanceMethod, Step
 
 
 @dataclass(eq=False)
-class SI(Consolidating):
-    """A weight's importance is how much of the loss's fall its path accounts for, over how far it went."""
+class SI(ImportanceMethod):
+    """A weight's importance is its contribution to the fall of the loss, divided by its squared distance."""
 
-    paper: ClassVar[str] = "Zenke, Poole and Ganguli, Continual Learning Through Synaptic Intelligence, ICML 2017"
+    paper = "Zenke, Poole and Ganguli, Continual Learning Through Synaptic Intelligence, ICML 2017"
     variants: ClassVar = {"si": {}}
 
     strength: float = 0.1
-    """c of Eq. 4."""
+    """Strength c of Eq. 4."""
     damping: float = 0.1
-    """ξ of Eq. 5, which keeps the importance of a weight that did not move finite."""
+    """Damping ξ of Eq. 5, which bounds the importance of weights that hardly moved."""
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
@@ -42,8 +35,8 @@ class SI(Consolidating):
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """Note the gradient of the step's own loss (the penalty's is known, and taken out) and the place."""
-        self.noted: dict[str, tuple[Tensor, Tensor]] = {}
+        """Record the weights and the gradient of the step's own loss, without the penalty's."""
+        self.recorded: dict[str, tuple[Tensor, Tensor]] = {}
         for name, weight in self.weights():
             assert weight.grad is not None
             gradient = weight.grad.clone()
@@ -51,13 +44,13 @@ class SI(Consolidating):
                 anchor = self.get_buffer(f"anchor_{name}")
                 pull = 2 * self.strength * self.get_buffer(f"importance_{name}") * (weight[: len(anchor)] - anchor)
                 gradient[: len(anchor)] -= pull
-            self.noted[name] = gradient, weight.detach().clone()
+            self.recorded[name] = gradient, weight.detach().clone()
 
     @torch.no_grad()
     def after_update(self) -> None:
         for name, weight in self.weights():
-            gradient, place = self.noted[name]
-            self.get_buffer(f"path_{name}").sub_(gradient * (weight - place))  # Eq. 3: ω = -∫ g · dθ
+            gradient, before = self.recorded[name]
+            self.get_buffer(f"path_{name}").sub_(gradient * (weight - before))  # Eq. 3: ω = -∫ g · dθ
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         importance = {}

@@ -1,29 +1,22 @@
-"""Simple NEM: learn features once, then only means. A baseline that many methods do not beat."""
-
-from __future__ import annotations
+"""Simple NEM: learn features in the first step, then only class means. A baseline that many methods do not beat."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.data.stream import Step
-from equipoise.learn.method import Method
-from equipoise.learn.nem import class_means, nearest_mean
-
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+from equipoise.methods import Fit, Method, Step, class_means, nearest_mean
 
 
 @dataclass(eq=False)
 class SimpleNEM(Method):
     """The backbone is frozen after step 1; each class is the mean of its features. No memory, no teacher."""
 
-    paper: ClassVar[str] = "Janson et al., A Simple Baseline that Questions the Use of Pretrained Models, 2022"
+    paper = "Janson et al., A Simple Baseline that Questions the Use of Pretrained Models, 2022"
     variants: ClassVar = {"simple-nem": {}}
-    rehearses: ClassVar[Literal["memory", "everything", "nothing"]] = "nothing"
-    extra: ClassVar[str] = "a mean a class"
+    rehearsal = "none"
+    stores = "a mean per class"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,12 +35,12 @@ class SimpleNEM(Method):
         self.means = torch.cat([self.means, new]) if step.old else new
         return {}
 
-    def keep(self, classes: Tensor) -> None:
-        super().keep(classes)
+    def keep_classes(self, classes: Tensor) -> None:
+        super().keep_classes(classes)
         self.means = self.means[classes]
 
-    def predict(self, x: Tensor) -> Tensor:
-        return nearest_mean(self.features(x), self.means)
+    def classify(self, features: Tensor) -> Tensor:
+        return nearest_mean(features, self.means)
 
-    def norms(self, norm: int) -> None:
-        """The head is only used to learn the features."""
+    def weight_norms(self, norm: int) -> None:
+        """Return None: the head is only used to learn the features."""

@@ -1,99 +1,106 @@
 """Weight Aligning, and the variations it is compared with in its own paper."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.data.stream import Step
-from equipoise.errors import UsageError
-from equipoise.learn.align import align_head, unit_head
-from equipoise.learn.head import Head
-from equipoise.learn.losses import distill, old_share
-from equipoise.learn.method import Method
-
-if TYPE_CHECKING:
-    from equipoise.learn.trainer import Fit
+from equipoise.methods import (
+    Fit,
+    Head,
+    Method,
+    Step,
+    UsageError,
+    Variant,
+    align_head,
+    distill,
+    distillation_weight,
+    unit_head,
+)
 
 
 @dataclass(eq=False)
 class WA(Method):
-    """Cross-entropy and distillation, then new classes' weights scaled to the old ones' mean norm."""
+    """Cross-entropy and distillation, then the new classes' weights are scaled to the old classes' mean norm."""
 
-    paper: ClassVar[str] = (
-        "Zhao et al., Maintaining Discrimination and Fairness in Class Incremental Learning, CVPR 2020"
-    )
-    abouts: ClassVar = {
-        "ce": "Cross-entropy on new images and exemplars, the head clipped as in all of these: Variation 1.",
-        "ce+wa": "Cross-entropy, then aligned weights: Variation 2.",
-        "ce+kd": "Cross-entropy and distillation, no correction: Variation 3.",
-        "ce+kd+wnl": "Cross-entropy and distillation with rows of unit norm all along: Variation 4.",
-        "ce+kd+unit": "Cross-entropy and distillation, then rows of unit norm: found inferior to WA in Sec. 5.2.",
-    }
+    paper = "Zhao et al., Maintaining Discrimination and Fairness in Class Incremental Learning, CVPR 2020"
     variants: ClassVar = {
-        "wa": {"distil": True, "correction": "align", "unit_rows": False},
-        "ce": {"distil": False, "correction": "none", "unit_rows": False},
-        "ce+wa": {"distil": False, "correction": "align", "unit_rows": False},
-        "ce+kd": {"distil": True, "correction": "none", "unit_rows": False},
-        "ce+kd+wnl": {"distil": True, "correction": "none", "unit_rows": True},
-        "ce+kd+unit": {"distil": True, "correction": "unit", "unit_rows": False},
+        "wa": Variant(distill=True, correction="align", unit_rows=False),
+        "ce": Variant(
+            "Cross-entropy with rehearsal and a clipped head (Variation 1).",
+            distill=False,
+            correction="none",
+            unit_rows=False,
+        ),
+        "ce+wa": Variant(
+            "Cross-entropy, then weight aligning (Variation 2).", distill=False, correction="align", unit_rows=False
+        ),
+        "ce+kd": Variant(
+            "Cross-entropy and distillation, no correction (Variation 3).",
+            distill=True,
+            correction="none",
+            unit_rows=False,
+        ),
+        "ce+kd+wnl": Variant(
+            "Cross-entropy and distillation with a weight normalisation layer (Variation 4).",
+            distill=True,
+            correction="none",
+            unit_rows=True,
+        ),
+        "ce+kd+unit": Variant(
+            "Cross-entropy and distillation, then weights of unit norm (worse than WA in Sec. 5.2).",
+            distill=True,
+            correction="unit",
+            unit_rows=False,
+        ),
     }
 
-    distil: bool = True
-    """Learn from the previous model too (phase 1, maintaining discrimination)."""
+    distill: bool = True
+    """Distil from the previous model (phase 1, maintaining discrimination)."""
     correction: Literal["align", "unit", "none"] = "align"
-    """After training: align new rows to old ones (phase 2, maintaining fairness), unit L2 norm for all, or nothing."""
+    """After training: align new rows with old ones (phase 2, maintaining fairness), unit L2 norm, or nothing."""
     unit_rows: bool = False
-    """Rows have unit L2 norm inside the forward pass, in training too (Variation4, WNL)."""
+    """Normalise the head's rows to unit L2 norm in the forward pass (Variation 4, WNL)."""
     scale: float = 1.0
-    """What multiplies the scores of unit rows; the authors' code has none, NormFace has one."""
+    """Factor of the logits with unit_rows; the authors' code has none, NormFace has one."""
     norm: Literal[1, 2] = 1
-    """The norm that is aligned (authors' code: 1)."""
+    """The norm to align (authors' code: 1)."""
     clamp: bool = True
-    """Never let γ exceed 1 (authors' code; the text has no bound)."""
+    """Limit γ to 1 (authors' code; the text has no limit)."""
     clip: bool = True
-    """Keep the head's weights at 0 or above after every update (Sec. 4.3)."""
+    """Clip the head's weights to ≥ 0 after every update (Sec. 4.3)."""
     bias: bool = False
     """Give the head a bias; γ scales it too (Sec. 5.4)."""
-    redraw: bool = True
-    """Draw the whole head anew at each step (authors' code), instead of only the new classes' rows (the text)."""
+    reinit_head: bool = True
+    """Reinitialise the whole head in each step (authors' code) instead of only the new classes' rows (the text)."""
     temperature: float = 2.0
-    """T of the distillation."""
-    balance: float | None = None
-    """λ, the weight of distillation; none is the rule C_old / (C_old + C)."""
+    """Temperature T of the distillation."""
+    kd_weight: float | None = None
+    """Weight λ of the distillation (none: C_old / (C_old + C))."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.temperature > 0:
-            raise UsageError(f"method.temperature is {self.temperature}, but it must be above 0")
-        if self.balance is not None and not 0 <= self.balance <= 1:
-            raise UsageError(f"method.balance is {self.balance}, but it is a share, from 0 to 1")
-
-    @property  # its fields decide
-    def uses_teacher(self) -> bool:  # type: ignore[override]
-        return self.distil
-
-    @property
-    def corrects(self) -> bool:  # type: ignore[override]
-        return self.correction != "none"
+            raise UsageError(f"method.temperature must be positive, got {self.temperature}")
+        if self.kd_weight is not None and not 0 <= self.kd_weight <= 1:
+            raise UsageError(f"method.kd_weight must be between 0 and 1, got {self.kd_weight}")
+        self.uses_teacher = self.distill
+        self.corrects = self.correction != "none"
 
     def make_head(self, features: int) -> Head:
         return Head(features, self.bias, "unit" if self.unit_rows else "linear", self.scale)
 
     def begin(self, step: Step, fit: Fit) -> None:
-        self.start(step)
-        self.head.grow(step.new, self.redraw)
+        self.head.grow(step.new, self.reinit_head)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        scores = self.scores(x)
-        loss = F.cross_entropy(scores, y)  # Eq. 2
+        logits = self.logits(x)
+        loss = F.cross_entropy(logits, y)  # Eq. 2
         if self.teacher is None:
             return loss
-        balance = old_share(self.old, self.new) if self.balance is None else self.balance
-        return (1 - balance) * loss + balance * distill(scores, self.ask_teacher(x), self.temperature)  # Eq. 1
+        weight = distillation_weight(self.old, self.new) if self.kd_weight is None else self.kd_weight
+        return (1 - weight) * loss + weight * distill(logits, self.teacher_predict(x), self.temperature)  # Eq. 1
 
     def after_update(self) -> None:
         if self.clip:

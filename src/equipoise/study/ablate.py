@@ -1,4 +1,4 @@
-"""The paper's ablations: one choice at a time is turned round, and everything else is as the recipe has it."""
+"""The paper's ablations: one setting at a time is changed, and everything else is as in the recipe."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from equipoise.engine.recipes import resolve
+from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
 from equipoise.study.compare import Cell, Overrides, with_setting
-from equipoise.study.recipe import Settings, resolve
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,12 @@ class Choice:
     values: tuple[Any, Any]
 
     def other(self, settings: Settings) -> Any:
-        """The value that ``settings`` do not have."""
+        """Return the value that ``settings`` does not have."""
         section: dict[str, Any] = getattr(settings, self.section)
         if self.name not in section:
             raise UsageError(
-                f"the method '{settings.method}' has no setting '{self.name}' to ablate: give --method wa, "
-                "or another of its family"
+                f"the method '{settings.method}' has no setting '{self.name}' to ablate: use --method wa "
+                "or one of its variants"
             )
         return self.values[section[self.name] == self.values[0]]
 
@@ -35,14 +36,14 @@ CHOICES = (  # Sec. 5.4
     Choice("Clipping the head's weights", "fields", "clip", (True, False)),
     Choice("Norm of the weights", "fields", "norm", (1, 2)),
     Choice("Bias in the head", "fields", "bias", (True, False)),
-    Choice("Choice of exemplars", "memory", "selection", ("herding", "random")),
+    Choice("Selection of exemplars", "memory", "selection", ("herding", "random")),
 )
 
 
 def plan_ablation(
     dataset: str, method: str, seeds: Sequence[int], *, recipe: str | None = None, overrides: Overrides | None = None
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
-    """The recipe's own settings and each choice turned round, with every seed; and a panel of two labels a choice."""
+    """Return the recipe's own settings and each changed setting, with every seed, and a panel of two labels per setting."""
     sections = overrides or {}
     variants, panels = {method: sections}, []
     baseline = resolve(dataset, method, recipe, overrides=sections)

@@ -1,4 +1,4 @@
-"""Weight Aligning on a checkpoint file, whoever wrote it."""
+"""Weight Aligning on a checkpoint file of any library."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.errors import DataError, RunError, UsageError, unknown
-from equipoise.files import write_atomically
+from equipoise.core.files import atomic_write
+from equipoise.errors import DataError, RunError, UsageError, unknown_name
 from equipoise.learn.align import align_head, head_norms
 
 
 @dataclass
-class Rows:
-    """The part of a checkpoint that is a head."""
+class HeadRows:
+    """The head inside a checkpoint."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 @dataclass(frozen=True)
-class Report:
+class AlignReport:
+    """γ, the number of old and new classes, and their mean norms before aligning."""
+
     gamma: float
     old: int
     new: int
@@ -35,29 +37,29 @@ class Report:
     norm_new: float
 
 
-def align_file(checkpoint: Path, head: str, old: int, out: Path, norm: int = 1, clamp: bool = True) -> Report:
-    """Align the rows of ``head`` in ``checkpoint`` and write the whole to ``out``, in the same format."""
+def align_file(checkpoint: Path, head: str, old: int, out: Path, norm: int = 1, clamp: bool = True) -> AlignReport:
+    """Align the rows of ``head`` in ``checkpoint`` and write the result to ``out`` in the same format."""
     if not checkpoint.is_file():
         raise UsageError(f"the checkpoint {checkpoint} does not exist")
     safe = checkpoint.suffix == ".safetensors"
     content, metadata = _read_safe(checkpoint) if safe else (_read_torch(checkpoint), None)
     tensors = _holder(content, head)
     bias = tensors.get(head.removesuffix("weight") + "bias") if head.endswith("weight") else None
-    rows = Rows(tensors[head], bias)
+    rows = HeadRows(tensors[head], bias)
     if rows.weight.dim() != 2 or not rows.weight.is_floating_point():
-        raise UsageError(f"{head} has shape {tuple(rows.weight.shape)}, but a head has one row of numbers a class")
+        raise UsageError(f"{head} has shape {tuple(rows.weight.shape)}, but a head has one row of floats per class")
     if bias is not None and not (isinstance(bias, Tensor) and bias.is_floating_point() and bias.dim() == 1):
-        raise UsageError(f"the bias beside {head} is not a row of numbers")
+        raise UsageError(f"the bias of {head} is not a vector of floats")
     try:
         norms = head_norms(rows, norm)
         gamma = align_head(rows, old, norm, clamp)
-    except (RuntimeError, NotImplementedError) as error:  # torch cannot compute with every type it can store
+    except (RuntimeError, NotImplementedError) as error:  # torch cannot compute with every dtype it can store
         raise DataError(f"{head} is stored as {rows.weight.dtype}: convert it to float32 first") from error
     try:
-        write_atomically(out, lambda file: save_file(content, file, metadata) if safe else torch.save(content, file))
+        atomic_write(out, lambda file: save_file(content, file, metadata) if safe else torch.save(content, file))
     except RunError as error:
         raise UsageError(f"{error}: choose another --out") from error
-    return Report(gamma, old, len(norms) - old, norms[:old].mean().item(), norms[old:].mean().item())
+    return AlignReport(gamma, old, len(norms) - old, norms[:old].mean().item(), norms[old:].mean().item())
 
 
 def _read_safe(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
@@ -75,7 +77,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
         if "weights_only" not in str(error).lower() or not zipfile.is_zipfile(path):
             raise DataError(f"{path} is not a checkpoint that torch can read") from error
         raise DataError(
-            f"{path} cannot be read without running code from it: save its state_dict() as safetensors first"
+            f"cannot read {path} without running code from it: save its state_dict() as safetensors first"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} is truncated or not a checkpoint that torch can read") from error
@@ -85,7 +87,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
 
 
 def _holder(content: dict[str, Any], head: str) -> dict[str, Tensor]:
-    """The dict that has ``head``: the checkpoint itself, or a state dict inside it."""
+    """Return the dict that contains ``head``: the checkpoint itself or a state dict inside it."""
     for table in (content, *(value for value in content.values() if isinstance(value, dict))):
         if isinstance(table.get(head), Tensor):
             return table
@@ -93,4 +95,4 @@ def _holder(content: dict[str, Any], head: str) -> dict[str, Tensor]:
         str(name) for table in (content, *content.values()) if isinstance(table, dict)
         for name, value in table.items() if isinstance(value, Tensor) and value.dim() == 2
     }  # fmt: skip
-    raise unknown("tensor", head, flat or {"none with two dimensions"})
+    raise unknown_name("tensor", head, flat or {"none with two dimensions"})

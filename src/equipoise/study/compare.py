@@ -1,7 +1,7 @@
-"""Methods, step counts and seeds side by side: each cell is a run directory of its own, so nothing is done twice.
+"""Compare methods, step counts and seeds. Each cell has its own run directory, so nothing is computed twice.
 
 compare.json  the figures of every run, and their means and standard deviations
-compare.csv   a line a run and step, for whatever reads tables
+compare.csv   one line per run and step
 compare.tex   the means, for a paper
 """
 
@@ -10,32 +10,26 @@ from __future__ import annotations
 import re
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.markup import escape
-from rich.text import Text
+from equipoise.core.directory import Directory
+from equipoise.engine.progress import duration
+from equipoise.engine.recipes import resolve
+from equipoise.engine.results import StepResult
+from equipoise.engine.settings import Settings
+from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.study.experiment import Experiment, RunResult
+from equipoise.study.export_tables import comparison_csv, comparison_latex
+from equipoise.study.launch import DataCache, Job, Launcher, LaunchListener, Local
+from equipoise.study.process_group import refuse_process_group
+from equipoise.study.run_dir import RunDir
+from equipoise.study.tables import FIGURES, in_steps
 
-from equipoise.errors import EquipoiseError, UsageError
-from equipoise.files import write_json, write_text
-from equipoise.study.experiment import Experiment, Result
-from equipoise.study.launch import Data, Job, Launcher, Local, Watcher, Whereabouts
-from equipoise.study.processes import refuse_company
-from equipoise.study.progress import Start, Table, duration
-from equipoise.study.publish import comparison_csv, comparison_latex
-from equipoise.study.recipe import Settings, resolve
-from equipoise.study.rundir import RunDir
-from equipoise.study.tables import FIGURES, comparison, in_steps
-
-FORMAT = 1
-PAUSE = 10.0
-"""Seconds between two lines on runs under way, in a pipe."""
+FORMAT = 2
 Overrides = Mapping[str, Mapping[str, Any]]
 
 
@@ -44,29 +38,30 @@ class Cell:
     """One run of a comparison."""
 
     label: str
-    """What the table calls it; runs that differ only in their seed share it."""
+    """Its name in the table; runs that differ only in their seed share it."""
     variant: str
-    """The method, and what was changed in it."""
+    """The method and what was changed in it."""
     settings: Settings
 
     @property
     def name(self) -> str:
+        """Label and seed."""
         return f"{self.label}, seed {self.settings.seed}"
 
     @property
     def steps(self) -> str:
-        """As the command line takes them: 5, or 50,10x5."""
+        """The steps as on the command line: 5, or 50,10x5."""
         steps = self.settings.stream.steps
         return ",".join(map(str, steps)) if isinstance(steps, tuple) else str(steps)
 
     @property
     def directory(self) -> Path:
-        """Where the run lies in the comparison's directory."""
+        """The run's directory inside the comparison's."""
         return Path(_slug(self.variant), f"steps-{_slug(self.steps.replace(',', '_'))}", f"seed-{self.settings.seed}")
 
 
 def _slug(text: str) -> str:
-    """A folder's name.
+    """Return a valid folder name.
 
     >>> _slug("wa, clip = false"), _slug("ce+kd")
     ('wa-clip-false', 'ce+kd')
@@ -83,9 +78,9 @@ def plan(
     recipe: str | None = None,
     overrides: Overrides | None = None,
 ) -> list[Cell]:
-    """Every method in every number of steps (none given: the recipe's) with every seed.
+    """Combine all methods, step counts (default: the recipe's) and seeds.
 
-    All runs of one seed come before the next seed's, so that a comparison that stops early compares like with like.
+    All runs of one seed come before those of the next, so that an interrupted comparison compares like with like.
     """
     sections = overrides or {}
     streams = {str(value): with_setting(sections, "stream", "steps", value) for value in steps} or {"": sections}
@@ -102,17 +97,18 @@ def plan(
 
 
 def with_setting(overrides: Overrides, section: str, name: str, value: Any) -> Overrides:
+    """Return the overrides with one more setting."""
     return {**overrides, section: {**overrides.get(section, {}), name: value}}
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far a comparison has come."""
+class ComparisonStatus:
+    """How far a comparison is."""
 
     table: dict[str, Any]
-    """What compare.json holds."""
-    to_come: Sequence[str]
-    """Labels of runs that are still to be made."""
+    """The content of compare.json."""
+    pending: Sequence[str]
+    """Labels of runs that are still to do."""
     done: int
     runs: int
     seconds_left: float | None
@@ -123,89 +119,15 @@ class Standing:
         return f"{self.done} of {self.runs} runs done{failed}{left}"
 
 
-class Onlooker(Watcher):
-    """Hears of every run, and of the comparison after each; says only what failed."""
+class CompareListener(LaunchListener):
+    """Hears of every run and of the comparison after each; prints only failures."""
 
-    def standing(self, standing: Standing) -> None:
-        """A comparison starts, or one more of its runs is over."""
+    def compared(self, status: ComparisonStatus) -> None:
+        """A comparison starts, or one more of its runs has ended."""
 
     def failed(self, cell: Cell, error: EquipoiseError) -> None:
-        """A run could not be finished."""
+        """A run failed."""
         print(f"equipoise: {cell.name} failed: {error}", file=sys.stderr)
-
-
-class SideBySide(Table, Onlooker):
-    """Each run's table; on a terminal the comparison so far stands above the progress bar, in a pipe a line a run."""
-
-    deputy = Table
-    board: RenderableType | None = None
-
-    def standing(self, standing: Standing) -> None:
-        if not self.console.is_terminal:
-            if standing.done:
-                self.console.print(f"{standing}\n", soft_wrap=True)
-            return
-        line = Text(f"  {standing}", style="dim")
-        table = comparison(standing.table, self.console, standing.to_come)
-        self.board = Group("", table, line)
-        if len(self.console.render_lines(self.board)) > self.console.height - 3:  # rich would cut the progress bar off
-            self.board = line
-
-    def run(self, start: Start) -> None:
-        super().run(start)
-        if self.progress is not None and self.board is not None:
-            board, bars = self.board, self.progress.get_renderables
-            self.progress.get_renderables = lambda: (board, *bars())  # type: ignore[method-assign]
-
-
-class Board(SideBySide):
-    """For runs that others make: each one's table when it is done, and where the others are."""
-
-    live: Live | None = None
-    runs: Sequence[Whereabouts] = ()
-    seconds_left: float | None = None
-    last_line = 0.0
-
-    def standing(self, standing: Standing) -> None:
-        self.latest = standing
-        left = self.seconds_left if standing.done < standing.runs else None
-        super().standing(replace(standing, seconds_left=left))
-        if self.console.is_terminal:
-            if self.live is None:
-                self.live = Live(console=self.console, transient=True, auto_refresh=False)
-                self.live.start()
-            self.live.update(Group(self.board or "", *self._places()), refresh=True)
-
-    def under_way(self, runs: Sequence[Whereabouts], seconds_left: float | None) -> None:
-        self.runs, self.seconds_left = runs, seconds_left
-        if self.console.is_terminal:
-            self.standing(self.latest)
-        elif runs and time.monotonic() - self.last_line > PAUSE:
-            self.last_line = time.monotonic()
-            places = [f"{run.name}: {run.place or 'waiting'}" for run in runs]
-            left = [] if seconds_left is None else [f"about {duration(seconds_left)} left"]
-            self.console.print("  " + "; ".join([*places, *left]), style="dim", soft_wrap=True)
-
-    def _places(self) -> list[Text]:
-        """As many runs as there is room for; those that wait are only counted."""
-        places = [f"{run.name}: {run.place}" for run in self.runs if run.place]
-        room = max(self.console.height - len(self.console.render_lines(self.board or "")) - 3, 1)
-        more = len(self.runs) - min(len(places), room)
-        shown = [*places[:room], *([f"{more} more" if places else f"{more} waiting"] if more else [])]
-        return [Text(f"  {place}", style="dim") for place in shown]
-
-    def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
-        self.console.print(f"[bold]{escape(str(directory))}[/]", soft_wrap=True)
-        self._head()
-        for row in rows:
-            self._row(row, len(rows))
-        self._sum_up(summary)
-        self.console.print()
-
-    def close(self) -> None:
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
 
 
 def compare(
@@ -214,65 +136,65 @@ def compare(
     *,
     panels: Sequence[Mapping[str, Any]] | None = None,
     data_root: str | Path | None = None,
-    onlooker: Onlooker | None = None,
+    listener: CompareListener | None = None,
     launcher: Launcher | None = None,
 ) -> dict[str, Any]:
-    """Make every run that is not yet in ``out``; returns what compare.json holds, which is written after each run.
+    """Execute every run that is not yet in ``out`` and return the content of compare.json, written after each run.
 
-    A run that fails is left out and told under "failed"; the others go on. ``launcher`` says who makes the runs:
-    this process unless told.
+    A run that fails is listed under "failed", and the others continue. ``launcher`` executes the runs (default: this
+    process, one after another).
     """
-    onlooker, data = onlooker or Onlooker(), Data(data_root)
+    listener, data, directory = listener or CompareListener(), DataCache(data_root), Directory(out)
     _check(cells, out, data)
-    results: dict[int, Result | None] = {}  # by the cell's place, so that nobody sees in which order they came
+    results: dict[int, RunResult | None] = {}  # by cell, so that the order of arrival does not matter
     failed: dict[int, dict[str, Any]] = {}
-    onlooker.standing(_standing(cells, results, failed, panels, out))
+    listener.compared(_status(cells, results, failed, panels, out))
     jobs = [Job(cell.name, cell.settings, out / cell.directory) for cell in cells]
-    with closing((launcher or Local()).launch(jobs, data, onlooker)) as outcomes:
+    with closing((launcher or Local()).launch(jobs, data, listener)) as outcomes:
         for index, outcome in outcomes:
-            results[index] = outcome if isinstance(outcome, Result) else None
+            results[index] = outcome if isinstance(outcome, RunResult) else None
             if isinstance(outcome, EquipoiseError):
                 cell = cells[index]
-                onlooker.failed(cell, outcome)
+                listener.failed(cell, outcome)
                 failed[index] = {"label": cell.label, "seed": cell.settings.seed, "error": str(outcome)}
-            standing = _standing(cells, results, failed, panels, out)
+            status = _status(cells, results, failed, panels, out)
             finished = _finished(cells, results)
             if finished:
-                write_text(out / "compare.csv", comparison_csv(_lines(finished)))
-                write_text(out / "compare.tex", comparison_latex(standing.table))
-            write_json(out / "compare.json", standing.table)
-            onlooker.standing(standing)
-    return standing.table
+                directory.write_text("compare.csv", comparison_csv(_lines(finished)))
+                directory.write_text("compare.tex", comparison_latex(status.table))
+            directory.write_json("compare.json", status.table)
+            listener.compared(status)
+    return status.table
 
 
-def _check(cells: Sequence[Cell], out: Path, data: Data) -> None:
-    """Find every mistake that can be found before the first run starts."""
-    refuse_company("a comparison")
+def _check(cells: Sequence[Cell], out: Path, data: DataCache) -> None:
+    """Find every error that can be found before the first run starts."""
+    refuse_process_group("a comparison")
     for cell in cells:
         if cell.settings.runtime.nodes > 1:
-            raise UsageError("a comparison makes each of its runs on one machine: leave --nodes out")
+            raise UsageError("a comparison executes each run on one machine: remove --nodes")
         RunDir(out / cell.directory, cell.settings).check()
     for cell in {cell.label: cell for cell in cells}.values():
         Experiment.prepare(cell.settings, data.load(cell.settings))
     try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {out} ({error.strerror}): choose another --out") from error
+        Directory(out).make_dir()
+    except RunError as error:
+        raise UsageError(f"{error}; choose another --out") from error
 
 
-def _finished(cells: Sequence[Cell], results: Mapping[int, Result | None]) -> list[tuple[Cell, Result]]:
-    """In the cells' own order."""
+def _finished(cells: Sequence[Cell], results: Mapping[int, RunResult | None]) -> list[tuple[Cell, RunResult]]:
+    """Return the finished runs in the order of the cells."""
     found = ((cell, results.get(index)) for index, cell in enumerate(cells))
     return [(cell, result) for cell, result in found if result is not None]
 
 
-def _standing(
+def _status(
     cells: Sequence[Cell],
-    results: Mapping[int, Result | None],
+    results: Mapping[int, RunResult | None],
     failed: Mapping[int, dict[str, Any]],
     panels: Sequence[Mapping[str, Any]] | None,
     out: Path,
-) -> Standing:
+) -> ComparisonStatus:
     finished = _finished(cells, results)
     entries = []
     for label in dict.fromkeys(cell.label for cell in cells):
@@ -285,28 +207,28 @@ def _standing(
         "entries": entries,
         "failed": [failed[index] for index in sorted(failed)],
     }
-    seconds = _mean([sum(row["seconds"] for row in result.rows) for _, result in finished])
-    to_come = [cell for index, cell in enumerate(cells) if index not in results]
-    pending = sum(not (out / cell.directory / "summary.json").exists() for cell in to_come)
-    labels = list(dict.fromkeys(cell.label for cell in to_come))
-    return Standing(table, labels, len(results), len(cells), None if seconds is None else seconds * pending)
+    seconds = _mean([sum(step.seconds for step in result.steps) for _, result in finished])
+    waiting = [cell for index, cell in enumerate(cells) if index not in results]
+    unfinished = sum(not (out / cell.directory / "summary.json").exists() for cell in waiting)
+    labels = list(dict.fromkeys(cell.label for cell in waiting))
+    return ComparisonStatus(table, labels, len(results), len(cells), None if seconds is None else seconds * unfinished)
 
 
-def _entry(runs: Sequence[tuple[Cell, Result]], out: Path) -> dict[str, Any]:
-    """The runs of one label, and what they have in common."""
+def _entry(runs: Sequence[tuple[Cell, RunResult]], out: Path) -> dict[str, Any]:
+    """Combine the runs of one label."""
     cell, results = runs[0][0], [result for _, result in runs]
-    by_step = [list(step) for step in zip(*(_top1(result) for result in results), strict=True)]
+    by_step = [list(step) for step in zip(*(_accuracies(result) for result in results), strict=True)]
     figures = {name: [result.summary[name] for result in results] for name in FIGURES.values()}
     return {
         "label": cell.label,
         "method": cell.settings.method,
         "steps": cell.steps,
-        "seen": [row["seen"] for row in results[0].rows],
+        "seen": [step.seen for step in results[0].steps],
         "runs": [
             {
                 "seed": cell.settings.seed,
                 "directory": result.directory.relative_to(out).as_posix(),
-                "top1": _top1(result),
+                "accuracy": _accuracies(result),
                 **result.summary,
             }
             for cell, result in runs
@@ -314,13 +236,13 @@ def _entry(runs: Sequence[tuple[Cell, Result]], out: Path) -> dict[str, Any]:
         "n": len(runs),
         "mean": {name: _mean(values) for name, values in figures.items()},
         "std": {name: _std(values) for name, values in figures.items()},
-        "top1": [_mean(values) for values in by_step],
-        "top1_std": [_std(values) for values in by_step],
+        "accuracy": [_mean(values) for values in by_step],
+        "accuracy_std": [_std(values) for values in by_step],
     }
 
 
-def _top1(result: Result) -> list[float]:
-    return [row["top1"] for row in result.rows]
+def _accuracies(result: RunResult) -> list[float | None]:
+    return [step.accuracy for step in result.steps]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -329,22 +251,30 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _std(values: Sequence[float | None]) -> float | None:
-    """The sample's standard deviation; None for fewer than two runs."""
+    """Return the sample standard deviation; None for fewer than two runs."""
     known = [value for value in values if value is not None]
     return statistics.stdev(known) if len(known) > 1 else None
 
 
-def _lines(finished: Sequence[tuple[Cell, Result]]) -> list[dict[str, Any]]:
-    """Every step of every run: whose it is, its figures, and those of the whole run."""
+def _lines(finished: Sequence[tuple[Cell, RunResult]]) -> list[dict[str, Any]]:
+    """Return the lines of compare.csv: every step of every run, with the figures of the whole run."""
     return [
         {
             "label": cell.label,
             "method": cell.settings.method,
             "steps": cell.steps,
             "seed": cell.settings.seed,
-            **{name: value for name, value in row.items() if not isinstance(value, list | dict)},
+            **_columns(step),
             **result.summary,
         }
         for cell, result in finished
-        for row in result.rows
+        for step in result.steps
     ]
+
+
+def _columns(step: StepResult) -> dict[str, Any]:
+    """Return the single values of a result; counts of errors before the correction get a suffix."""
+    plain = step.to_dict()
+    errors = plain["errors"] | {f"{name}_uncorrected": count for name, count in plain["errors_uncorrected"].items()}
+    single = {name: value for name, value in plain.items() if not isinstance(value, list | dict)}
+    return {**single, **errors, **step.figures}

@@ -1,11 +1,10 @@
-"""Pictures of a run for its report: the exemplars that were kept, and test images the model was asked about."""
+"""Thumbnails of a run for its report: exemplars and some test images."""
 
 from __future__ import annotations
 
 import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,43 +12,45 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from equipoise.core.directory import Directory
 from equipoise.data.images import Images
 from equipoise.data.memory import Memory
-from equipoise.files import write_bytes, write_json
 
 EDGE = 48
-"""Thumbnails are at most this wide."""
+"""Maximum width of a thumbnail in pixels."""
 THUMBNAILS = 1000
-"""Exemplars shown in all; a class shows its first ones."""
+"""Maximum number of exemplars; each class shows its first ones."""
 PER_CLASS = 10
-TALLEST = 16_383
-"""Pixels; WebP knows no taller picture, so that more classes stand in blocks side by side."""
-KINDS = {"mended": 10, "spoiled": 5, "wrong": 5, "right": 4}
-"""Test images shown of each kind: the correction made it right or wrong, or it is wrong or right all the same."""
+MAX_HEIGHT = 16_383
+"""WebP's limit in pixels; further classes go into blocks side by side."""
+KINDS = {"fixed": 10, "broken": 5, "wrong": 5, "correct": 4}
+"""Test images of each kind: fixed or broken by the correction, or wrong or correct before and after it."""
 
 
-def write_gallery(folder: Path, memory: Memory, tests: Images, said: dict[str, Tensor]) -> None:
-    """Sheets of thumbnails and what they show; gallery.json is written last."""
-    folder.mkdir(exist_ok=True)
-    columns = max(1, min(PER_CLASS, THUMBNAILS // max(len(memory.kept), 1)))
-    rows = [images.select(torch.arange(min(columns, len(images)))) for _, images in sorted(memory.kept.items())]
-    shown = choose_examples(said)
+def write_gallery(folder: Directory, memory: Memory, tests: Images, predictions: dict[str, Tensor]) -> None:
+    """Write sheets of thumbnails and gallery.json, which describes them and is written last."""
+    folder.make_dir()
+    columns = max(1, min(PER_CLASS, THUMBNAILS // max(len(memory.exemplars), 1)))
+    rows = [images.select(torch.arange(min(columns, len(images)))) for _, images in sorted(memory.exemplars.items())]
+    shown = choose_examples(predictions)
     contents: dict[str, Any] = {"columns": columns, "exemplars": [], "examples": shown}
     if rows:
-        contents["edge"], contents["rows"] = _sheet(folder / "exemplars.webp", rows, columns)
-        contents["exemplars"] = [{"label": label, "kept": len(images)} for label, images in sorted(memory.kept.items())]
+        contents["edge"], contents["rows"] = _write_sheet(folder, "exemplars.webp", rows, columns)
+        contents["exemplars"] = [
+            {"label": label, "kept": len(images)} for label, images in sorted(memory.exemplars.items())
+        ]
     if shown:
         where = torch.tensor([entry["image"] for entry in shown])
-        contents["example_edge"], _ = _sheet(folder / "examples.webp", [tests.select(where)], len(shown))
-    write_json(folder / "gallery.json", contents)
+        contents["example_edge"], _ = _write_sheet(folder, "examples.webp", [tests.select(where)], len(shown))
+    folder.write_json("gallery.json", contents)
 
 
-def choose_examples(said: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """A few test images of each kind, spread evenly over the classes."""
-    labels, after = said["labels"], said["top1"]
-    before = said.get("top1_uncorrected", after)
+def choose_examples(predictions: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Choose a few test images of each kind, spread evenly over the classes."""
+    labels, after = predictions["labels"], predictions["top1"]
+    before = predictions.get("top1_uncorrected", after)
     was, is_ = before == labels, after == labels
-    masks = {"mended": ~was & is_, "spoiled": was & ~is_, "wrong": ~was & ~is_, "right": was & is_}
+    masks = {"fixed": ~was & is_, "broken": was & ~is_, "wrong": ~was & ~is_, "correct": was & is_}
     examples = []
     for kind, count in KINDS.items():
         places = masks[kind].nonzero().flatten()
@@ -62,11 +63,11 @@ def choose_examples(said: dict[str, Tensor]) -> list[dict[str, Any]]:
     return examples
 
 
-def _sheet(path: Path, rows: Sequence[Images], columns: int) -> tuple[int, int]:
-    """Write one picture with a row of thumbnails for each of ``rows``; returns their width, and the rows of a block."""
+def _write_sheet(folder: Directory, name: str, rows: Sequence[Images], columns: int) -> tuple[int, int]:
+    """Write an image with a row of thumbnails for each of ``rows``; return their width and the rows per block."""
     _, height, width = rows[0].store.shape
     edge = min(EDGE, max(height, width))
-    tall = min(len(rows), TALLEST // edge)
+    tall = min(len(rows), MAX_HEIGHT // edge)
     sheet = np.full((tall * edge, math.ceil(len(rows) / tall) * columns * edge, 3), 255, np.uint8)
     for number, images in enumerate(rows):
         block, down = divmod(number, tall)
@@ -76,5 +77,5 @@ def _sheet(path: Path, rows: Sequence[Images], columns: int) -> tuple[int, int]:
             sheet[down * edge : (down + 1) * edge, across * edge : (across + 1) * edge] = np.asarray(picture)
     encoded = io.BytesIO()
     Image.fromarray(sheet).save(encoded, "WEBP", quality=60, method=4)
-    write_bytes(path, encoded.getvalue())
+    folder.write_bytes(name, encoded.getvalue())
     return edge, tall

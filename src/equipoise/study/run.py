@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equipoise.study.experiment import Result, default_directory, load_data
-from equipoise.study.processes import Work, launch
-from equipoise.study.progress import Reporter
-from equipoise.study.recipe import resolve
+import torch
+
+from equipoise.engine.recipes import resolve
+from equipoise.study.console import RunListener
+from equipoise.study.experiment import RunResult, default_directory, load_data
+from equipoise.study.process_group import RunTask, launch
 
 
 def run(
@@ -23,20 +25,46 @@ def run(
     out: str | Path | None = None,
     data_root: str | Path | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
-    reporter: Reporter | None = None,
-) -> Result:
-    """Run one experiment, or take it up where it stopped.
+    listener: RunListener | None = None,
+) -> RunResult:
+    """Run an experiment, or continue it where it stopped.
 
-    ``overrides`` are settings by section, as in a recipe: ``{"train": {"epochs": 3}, "fields": {"norm": 2}}``;
-    ``{"runtime": {"devices": 2}}`` learns in two processes (then guard a script with ``if __name__ == "__main__"``).
+    Parameters
+    ----------
+    dataset
+        Name of a data set, as `equipoise datasets` lists them.
+    method
+        Name of a method, as `equipoise methods` lists them.
+    steps
+        A number of equal steps or their sizes, such as 5 or "50,10x5" (default: the recipe's).
+    recipe
+        Name of a recipe or path of a TOML file (default: the data set's).
+    seed
+        Random seed.
+    out
+        The run's directory (default: below ``runs``).
+    data_root
+        Where the data is stored or downloaded to.
+    overrides
+        Settings by section, as in a recipe: ``{"train": {"epochs": 3}, "fields": {"norm": 2}}``.
+        ``{"runtime": {"devices": 2}}`` trains in two processes; guard the script with ``if __name__ == "__main__"``.
+    listener
+        Hears of the progress.
+
+    Returns
+    -------
+    RunResult
+        The directory, the result of each step, and the summary.
     """
     sections = {section: dict(values) for section, values in (overrides or {}).items()}
     if steps is not None:
         sections.setdefault("stream", {})["steps"] = steps
     settings = resolve(dataset, method, recipe, seed, sections)
     directory = Path(out) if out else default_directory(settings)
-    return launch(Work(settings, directory, partial(load_data, settings, data_root), partial(_given, reporter)))
+    load = partial(load_data, settings, data_root)
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to change
+        return launch(RunTask(settings, directory, load, partial(_given, listener)))
 
 
-def _given(reporter: Reporter | None) -> Reporter:
-    return reporter or Reporter()
+def _given(listener: RunListener | None) -> RunListener:
+    return listener or RunListener()

@@ -1,4 +1,4 @@
-"""The comparison as a table for the terminal, and the words that go with it."""
+"""A comparison as a table for the terminal, with its legend."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FIGURES = {
     "avg+1": "average_with_first",
     "forgets": "forgetting",
 }
-"""Headings, and what summary.json calls them."""
+"""Column headings and their keys in summary.json."""
 DIFFERENCES = {"Δ last": "last", "Δ avg": "avg"}
-"""Which figures panels show, also as differences from their first line."""
+"""Figures that panels also show as differences from their first line."""
 LEGENDS = {
     "avg": "mean over all steps but the first, as in the paper",
-    "avg+1": "over all",
-    "forgets": "how far old classes fell",
-    "Δ": "points above the panel's first line, seed by seed",
+    "avg+1": "mean over all steps",
+    "forgets": "mean loss of accuracy of old classes",
+    "Δ": "difference from the panel's first line in points, seed by seed",
 }
-TO_COME = "…"
+PENDING = "…"
 
 Entry = dict[str, Any]
 Spread = tuple[float | None, float | None]
@@ -34,7 +34,7 @@ Spread = tuple[float | None, float | None]
 
 
 def in_steps(steps: str) -> str:
-    """A number of steps, or their sizes, in words.
+    """Describe a number of steps or their sizes.
 
     >>> in_steps("5"), in_steps("50,10x5")
     ('5 steps', 'steps of 50,10x5')
@@ -45,51 +45,53 @@ def in_steps(steps: str) -> str:
 
 
 def notes(table: dict[str, Any]) -> str:
-    """What the columns of a comparison are, and how much its figures may be trusted."""
+    """Explain the columns of a comparison and the spread of its figures."""
     headings = [*DIFFERENCES.values(), "Δ"] if table["panels"] else FIGURES
-    return f"{legend(headings)}\n{trust(table)}"
+    return f"{legend(headings)}\n{spread_note(table)}"
 
 
 def legend(headings: Iterable[str]) -> str:
+    """Explain the given columns."""
     return "; ".join(f"{heading}: {LEGENDS[heading]}" for heading in headings if heading in LEGENDS)
 
 
-def trust(table: dict[str, Any]) -> str:
+def spread_note(table: dict[str, Any]) -> str:
+    """Say over how many seeds the figures are averaged."""
     counts = [entry["n"] for entry in table["entries"]] or [0]
     fewest, most = min(counts), max(counts)
     if most == 0:
-        return "no run could be finished"
+        return "no run finished"
     if most < 2:
-        return "one seed: differences below a few points mean little"
+        return "one seed: differences of a few points are not meaningful"
     seeds = f"{most}" if fewest == most else f"{fewest} to {most}"
-    few = ", and fewer than three seeds would bear none" if fewest < 3 else ""
-    return f"mean ± sample standard deviation over n = {seeds} seeds; no test of significance is made{few}"
+    few = "; fewer than three seeds are too few for one" if fewest < 3 else ""
+    return f"mean ± sample standard deviation over n = {seeds} seeds; no significance test is made{few}"
 
 
-def comparison(table: dict[str, Any], console: Console, to_come: Sequence[str] = ()) -> Group:
-    """Top-1 of each entry after each step, and what sums it up; mean ± standard deviation where there are seeds.
+def comparison(table: dict[str, Any], console: Console, pending: Sequence[str] = ()) -> Group:
+    """Return a table of the accuracy after each step and its summary, with mean ± standard deviation over seeds.
 
-    Where the console is too narrow for everything, steps are left out, then figures: none is cut.
+    On a narrow console, columns of steps are left out first, then figures.
     """
     seen = sorted({classes for entry in table["entries"] for classes in entry["seen"]})
     figures = list(DIFFERENCES.values() if table["panels"] else FIGURES)
     choices = [(seen[::-1][::every][::-1], figures) for every in range(1, len(seen) + 1)]
     choices += [([], figures[:count]) for count in range(len(figures), 0, -1)]
-    grids = (_grid(table, steps, chosen, to_come) for steps, chosen in choices)
+    grids = (_grid(table, steps, chosen, pending) for steps, chosen in choices)
     grid = next((grid for grid in grids if _width(grid, console) <= console.width), None)
-    grid = grid or _grid(table, [], figures[:1], to_come)
+    grid = grid or _grid(table, [], figures[:1], pending)
     title = Text(f"{table['dataset']}: top-1 % by number of classes learned", style="bold")
     shown = {column.header for column in grid.columns}
     if shown >= {*map(str, seen), *figures}:
         return Group(title, grid)
-    return Group(title, grid, Text("narrow: some columns are left out", style="dim"))
+    return Group(title, grid, Text("some columns are left out: the terminal is narrow", style="dim"))
 
 
 def _width(grid: Table, console: Console) -> int:
     return console.measure(grid, options=console.options.update(max_width=10_000)).maximum
 
 
-def _grid(table: dict[str, Any], seen: Sequence[int], figures: Sequence[str], to_come: Sequence[str]) -> Table:
+def _grid(table: dict[str, Any], seen: Sequence[int], figures: Sequence[str], pending: Sequence[str]) -> Table:
     entries = {entry["label"]: entry for entry in table["entries"]}
     differences = {name: figure for name, figure in DIFFERENCES.items() if table["panels"] and figure in figures}
     counts = ["n"] if any(entry["n"] > 1 for entry in entries.values()) else []
@@ -97,37 +99,38 @@ def _grid(table: dict[str, Any], seen: Sequence[int], figures: Sequence[str], to
     grid.add_column("method", no_wrap=True)
     for heading in [*map(str, seen), *figures, *differences, *counts]:
         grid.add_column(heading, justify="right", no_wrap=True)
-    for panel, labels in panels(table, [*entries, *to_come]):
+    for panel, labels in panels(table, [*entries, *pending]):
         indent = "  " if panel else ""
         if panel:
             grid.add_row(f"[bold]{escape(panel)}[/]")
         for label in labels:
             if label in entries:
                 entry, first = entries[label], entries.get(labels[0])
-                top1 = dict(zip(entry["seen"], entry["top1"], strict=True))
-                cells = [f"{top1[classes]:.1f}" if classes in top1 else "" for classes in seen]
+                accuracy = dict(zip(entry["seen"], entry["accuracy"], strict=True))
+                cells = [f"{accuracy[classes]:.1f}" if classes in accuracy else "" for classes in seen]
                 cells += [_figure(spread_of(entry, figure)) for figure in figures]
                 cells += [_figure(_difference(entry, first, figure), "+") for figure in differences.values()]
                 cells += [str(entry["n"]) for _ in counts]
                 grid.add_row(indent + escape(label), *cells)
-            elif label in to_come:
-                grid.add_row(indent + escape(label), *("" for _ in seen), *(TO_COME for _ in figures))
+            elif label in pending:
+                grid.add_row(indent + escape(label), *("" for _ in seen), *(PENDING for _ in figures))
     return grid
 
 
 def panels(table: dict[str, Any], labels: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Titles and labels; a comparison without panels is one without a title."""
+    """Return titles and labels; a comparison without panels is one panel without a title."""
     if table["panels"]:
         return [(panel["title"], panel["labels"]) for panel in table["panels"]]
     return [("", list(dict.fromkeys(labels)))]
 
 
 def spread_of(entry: Entry, figure: str) -> Spread:
+    """Return mean and standard deviation of a figure."""
     return entry["mean"][FIGURES[figure]], entry["std"][FIGURES[figure]]
 
 
 def _difference(entry: Entry, first: Entry | None, figure: str) -> Spread:
-    """How far ``entry`` is above the first, over the seeds that both have."""
+    """Return the difference from the first entry, over the seeds that both have."""
     if first is None or entry is first:
         return None, None
     base = {run["seed"]: run[FIGURES[figure]] for run in first["runs"]}

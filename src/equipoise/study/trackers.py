@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import UsageError, unknown
-from equipoise.files import read_json, write_json
-from equipoise.settings import build, flat
-from equipoise.study.progress import Reporter, Start
-from equipoise.study.services import SERVICES, Run, Service
+from equipoise.core.config import build, flatten
+from equipoise.core.files import read_json, write_json
+from equipoise.engine.progress import ProgressListener, Start
+from equipoise.errors import UsageError, unknown_name
+from equipoise.study.tracker_backends import SERVICES, Run, Service
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Told:
     finished: bool = False
 
 
-class Tracker(Reporter):
+class Tracker(ProgressListener):
     """Tells one service of a run; whatever goes wrong there is a warning, and ends the telling, not the run."""
 
     def __init__(self, name: str) -> None:
@@ -66,7 +66,7 @@ class Tracker(Reporter):
         if told.finished:
             return
         name = f"{settings.dataset}-{settings.method}-seed{settings.seed}"
-        service = kind(Run(name, _plain(flat(settings.identity())), folder, told.id))
+        service = kind(Run(name, _plain(flatten(settings.identity())), folder, told.id))
         untold = start.rows[told.steps :]  # steps learned without this tracker, or killed before they could be told
         self.epochs = told.epochs + len(untold) * settings.train.epochs
         self.service = service
@@ -83,7 +83,7 @@ class Tracker(Reporter):
         service.log(axis, at, self.epochs + self.told.steps + (axis == "step"), numbers)
 
     def _row(self, service: Service, row: dict[str, Any]) -> None:
-        self._log(service, "step", row["step"], flat({name: row[name] for name in row if name != "step"}))
+        self._log(service, "step", row["step"], flatten({name: row[name] for name in row if name != "step"}))
         self._tell(replace(self.told, steps=row["step"], epochs=self.epochs))
 
     def stage(self, name: str, epochs: int, images: int, done: int) -> None:
@@ -131,7 +131,7 @@ def make_trackers(names: str) -> list[Tracker]:
     chosen = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
     for name in chosen:
         if name not in SERVICES:
-            raise unknown("tracker", name, SERVICES)
+            raise unknown_name("tracker", name, SERVICES)
         for package in SERVICES[name].packages:
             if find_spec(package) is None:
                 raise UsageError(f"tracking with {name} needs the package {package}: pip install 'equipoise[track]'")

@@ -1,4 +1,4 @@
-"""CIFAR-100 (Krizhevsky 2009) from its official python archive: unpacked, packed, or downloaded."""
+"""CIFAR-100 (Krizhevsky 2009) from its official Python archive: unpacked, packed or downloaded."""
 
 from __future__ import annotations
 
@@ -17,24 +17,34 @@ import torch
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
-from equipoise.data.index import cache_home
+from equipoise.data.index import cache_dir
 from equipoise.errors import DataError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
 PARTS = ("train", "test", "meta")
+AGAIN = "download the archive again"
 AUGMENT = Augment(mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761), pad=4, flip=True)
 
 
 def load(root: Path | None, labels: str = "fine") -> Dataset:
-    """100 fine classes (or 20 coarse ones with ``labels="coarse"``), 50,000 training and 10,000 test images."""
+    """Load 50,000 training and 10,000 test images.
+
+    Parameters
+    ----------
+    root
+        Directory of the archive or its files, and where to download it to (default: the user's cache).
+    labels
+        ``"fine"`` for the 100 classes, ``"coarse"`` for the 20 superclasses.
+    """
     if labels not in ("fine", "coarse"):
-        raise DataError(f"data.labels is '{labels}', but CIFAR-100 has 'fine' and 'coarse' labels")
+        raise DataError(f"data.labels must be 'fine' or 'coarse', got '{labels}'")
     parts = _read(root)
     names = [_text(name) for name in _field(parts, "meta", f"{labels}_label_names")]
-    if len(names) != {"fine": 100, "coarse": 20}[labels]:
-        raise DataError(f"CIFAR-100 names {len(names)} {labels} classes: fetch the archive again")
+    expected = {"fine": 100, "coarse": 20}[labels]
+    if len(names) != expected:
+        raise DataError(f"CIFAR-100 has {len(names)} names of {labels} classes instead of {expected}: {AGAIN}")
     return Dataset(
         "cifar100",
         train=_images(parts, "train", labels, 50_000, len(names)),
@@ -45,18 +55,16 @@ def load(root: Path | None, labels: str = "fine") -> Dataset:
 
 
 def _read(root: Path | None) -> dict[str, Any]:
-    """The three parts, from the first of: unpacked folder, archive, download into ``root``."""
-    if root is not None and not root.is_dir():
-        raise DataError(f"the data root {root} is not a directory: create it or name another with --data-root")
-    home = root or cache_home()
-    place = find(home) or _download(home)
+    """Return the three parts from the unpacked folder, the archive, or a download, whichever is found first."""
+    home = root or cache_dir()
+    place = find_files(home) or _download(home)
     if place.is_dir():
         return {part: _unpickle(_open(place / part), place / part) for part in PARTS}
     return _unpack(place)
 
 
-def find(home: Path) -> Path | None:
-    """The unpacked folder or the archive in ``home``."""
+def find_files(home: Path) -> Path | None:
+    """Return the unpacked folder or the archive in ``home``, if there is one."""
     for folder in (home / FOLDER, home):
         if all((folder / part).is_file() for part in PARTS):
             return folder
@@ -66,11 +74,11 @@ def find(home: Path) -> Path | None:
 def _download(home: Path) -> Path:
     try:
         return Path(pooch.retrieve(URL, f"md5:{MD5}", fname=ARCHIVE, path=home))
-    except Exception as error:  # pooch passes on whatever its transport raises, and a checksum's ValueError
+    except Exception as error:  # pooch raises whatever its transport does, or a ValueError for a wrong checksum
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise DataError(
-            f"CIFAR-100 is not under {home} and could not be downloaded ({reason}): "
-            f"put {ARCHIVE} there, or name its directory with --data-root"
+            f"CIFAR-100 is not in {home} and cannot be downloaded ({reason}): "
+            f"put {ARCHIVE} there, or give its directory with --data-root"
         ) from error
 
 
@@ -85,46 +93,46 @@ def _unpack(archive: Path) -> dict[str, Any]:
                 parts[part] = _unpickle(member, archive)
             return parts
     except (tarfile.TarError, EOFError, OSError, zlib.error, KeyError) as error:
-        raise DataError(f"{archive} is truncated or not the CIFAR-100 archive ({error}): fetch it again") from error
+        raise DataError(f"{archive} is truncated or not the CIFAR-100 archive ({error}): {AGAIN}") from error
 
 
 def _open(path: Path) -> IO[bytes]:
     try:
         return io.BytesIO(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error})") from error
+        raise DataError(f"cannot read {path} ({error.strerror}): check its permissions") from error
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """An unpickler that can make containers, strings, numbers and numpy arrays, and nothing that runs code."""
+    """Create containers, strings, numbers and NumPy arrays only, so that a pickle cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes in Python 2's format
+        if (module, name) == ("_codecs", "encode"):  # bytes that Python 3 pickled for Python 2
             return codecs.encode
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR archive needs")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which CIFAR-100 does not")
 
 
 def _unpickle(file: IO[bytes], path: Path) -> Any:
     try:
         return _ArraysOnly(file, encoding="bytes").load()
     except (EOFError, OSError, tarfile.TarError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or not the CIFAR-100 archive ({error}): fetch it again") from error
-    except Exception as error:  # a damaged pickle may raise anything; nothing of it has run
-        raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): fetch it again") from error
+        raise DataError(f"{path} is truncated or not the CIFAR-100 archive ({error}): {AGAIN}") from error
+    except Exception as error:  # a damaged pickle may raise anything; no code in it has run
+        raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): {AGAIN}") from error
 
 
 def _field(parts: dict[str, Any], part: str, name: str) -> Any:
-    """``parts[part][name]``, whichever of bytes or str the pickle was written with."""
+    """Return ``parts[part][name]``; keys are bytes or strings, depending on how the pickle was written."""
     table = parts[part]
     if isinstance(table, dict):
         for key in (name.encode(), name):
             if key in table:
                 return table[key]
-    raise DataError(f"the part '{part}' of CIFAR-100 has no '{name}': fetch the archive again")
+    raise DataError(f"the part '{part}' of CIFAR-100 has no '{name}': {AGAIN}")
 
 
 def _text(name: object) -> str:
@@ -134,10 +142,11 @@ def _text(name: object) -> str:
 def _images(parts: dict[str, Any], part: str, labels: str, count: int, classes: int) -> Images:
     data = _field(parts, part, "data")
     given = _field(parts, part, f"{labels}_labels")
-    whole = isinstance(given, list) and all(type(label) is int and 0 <= label < classes for label in given)
-    targets = np.array(given if whole else [], np.int64)
+    valid = isinstance(given, list) and all(type(label) is int and 0 <= label < classes for label in given)
+    targets = np.array(given if valid else [], np.int64)
     if not isinstance(data, np.ndarray) or data.shape != (count, 3072) or data.dtype != np.uint8:
-        raise DataError(f"the part '{part}' of CIFAR-100 does not hold {count} images of 32×32: fetch it again")
-    if targets.shape != (count,) or (np.bincount(targets, minlength=classes) != count // classes).any():
-        raise DataError(f"the labels of part '{part}' of CIFAR-100 are not {count // classes} a class: fetch it again")
+        raise DataError(f"the part '{part}' of CIFAR-100 does not contain {count} images of 32×32: {AGAIN}")
+    each = count // classes
+    if targets.shape != (count,) or (np.bincount(targets, minlength=classes) != each).any():
+        raise DataError(f"the part '{part}' of CIFAR-100 does not have {each} labels per class: {AGAIN}")
     return Images.of(torch.from_numpy(data.reshape(count, 3, 32, 32).copy()), torch.from_numpy(targets))

@@ -1,88 +1,123 @@
-"""Any tree of class folders: ROOT/train/<class>/… and ROOT/test (or val), or ROOT/<class>/… split here."""
+"""Your own class folders: ROOT/train/<class>/… with ROOT/test or ROOT/val, or ROOT/<class>/… without a test part."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from equipoise.core.seeding import generator
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import FileStore, Images
-from equipoise.data.index import ENDINGS, Index, list_images
+from equipoise.data.index import ENDINGS, Index, is_dir, list_images
+from equipoise.data.split import hold_out
 from equipoise.errors import DataError, UsageError
-from equipoise.seeding import generator
 
-# ImageNet's channel statistics, the usual guess for photographs
+# ImageNet's channel statistics, as usual for photographs
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def load(root: Path, size: int = 32, test_share: float = 0.2) -> Dataset:
-    """Classes are folder names; without a test or val folder, ``test_share`` of each class is held out."""
-    check_share(test_share)
-    train, test = layout(root)
+def load(root: Path, size: int = 32, test_fraction: float = 0.2) -> Dataset:
+    """Load a tree of class folders.
+
+    Parameters
+    ----------
+    root
+        The tree.
+    size
+        Decode images to this many pixels per side.
+    test_fraction
+        Fraction of each class to hold out for testing if the tree has no test part.
+    """
+    check_test_fraction(test_fraction)
+    train, test = train_test_folders(root)
     classes = class_folders(train)
-    mine = files(train, classes, size)
-    parts = _split(mine, classes, test_share) if test is None else (mine, files(test, classes, size))
+    images = open_images(train, classes, size)
+    if test is None:
+        parts = _split(images, classes, test_fraction)
+    else:
+        parts = images, open_images(test, classes, size)
     return Dataset("folder", *parts, tuple(classes), Augment(MEAN, STD, pad=max(size // 8, 1), flip=True))
 
 
-def layout(root: Path) -> tuple[Path, Path | None]:
-    """Where the class folders for training and for testing lie; None if the former are to be split."""
+def train_test_folders(root: Path) -> tuple[Path, Path | None]:
+    """Return where the class folders for training and testing are; without a test part, the second is None."""
     train, test = root / "train", next((root / n for n in ("test", "val") if (root / n).is_dir()), None)
     if not train.is_dir():
         return root, None
     if test is None and class_folders(root) == ["train"]:
-        raise DataError(
-            f"{root} has a train folder but neither test nor val: add one, or name {train} as the data root"
-        )
+        raise DataError(f"{root} has a train folder but neither test nor val: add one, or use {train} as the data root")
     return (root, None) if test is None else (train, test)
 
 
-def check_share(share: float) -> None:
-    if not 0 < share < 1:
-        raise UsageError(f"data.test_share is {share}, but it is a share, above 0 and below 1")
+def check_test_fraction(fraction: float) -> None:
+    """Raise an error unless the fraction leaves images for training and for testing."""
+    if not 0 < fraction < 1:
+        raise UsageError(f"data.test_fraction must be above 0 and below 1, got {fraction}")
 
 
 def class_folders(root: Path) -> list[str]:
-    """The names of the class folders, sorted."""
-    names = sorted(entry.name for entry in os.scandir(root) if _is_dir(entry) and not entry.name.startswith("."))
+    """Return the names of the class folders, sorted."""
+    with os.scandir(root) as entries:
+        names = sorted(entry.name for entry in entries if is_dir(entry) and not entry.name.startswith("."))
     if not names:
-        raise DataError(f"{root} has no class folders: make one folder a class, with its images inside")
+        raise DataError(f"{root} has no class folders: make one folder per class and put its images into it")
     for name in names:
         readable = name.encode(errors="replace").decode()
         if readable != name:
-            raise DataError(f"the class folder {root}/{readable} has a name that is not UTF-8: rename it")
+            raise DataError(f"the name of the class folder {root}/{readable} is not UTF-8: rename it")
     return names
 
 
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads in a circle
-        return False
+def open_images(root: Path, classes: list[str], size: int, margin: float = 1.0) -> Images:
+    """Return all images of the classes, sorted by name and decoded when they are read.
 
-
-def files(root: Path, classes: list[str], size: int, margin: float = 1.0) -> Images:
-    """All images of the classes, in the order of their names; labels are places in ``classes``."""
+    Parameters
+    ----------
+    root
+        The directory of the class folders.
+    classes
+        Names of the folders; labels are positions in this list.
+    size
+        Pixels per side.
+    margin
+        What the centre crop leaves out; see ``decode``.
+    """
     listing = list_images(root, classes)
     for name in classes:
         folder = root / name
         if name not in listing:
-            raise DataError(f"the class folder {folder} is missing: add it, or take the class away everywhere")
+            raise DataError(f"the class folder {folder} is missing: add it, or remove the class from all parts")
         if not listing[name]:
-            raise DataError(f"the class folder {folder} has no images ({', '.join(ENDINGS)}): add some or remove it")
+            raise DataError(
+                f"no images found in the class folder {folder} ({', '.join(ENDINGS)}): add some or remove it"
+            )
     index = Index.of_tree(root, listing)
     return Images(FileStore(index, size, margin), torch.arange(len(index)), torch.from_numpy(index.labels()))
 
 
-def _split(everything: Images, names: list[str], share: float) -> tuple[Images, Images]:
-    is_test = torch.zeros(len(everything), dtype=torch.bool)
-    for label, name in enumerate(names):
-        mine = (everything.labels == label).nonzero().flatten()
-        if len(mine) < 2:
-            raise DataError(f"class '{name}' has {len(mine)} image, and one must be held out for testing: add more")
-        shuffled = mine[torch.randperm(len(mine), generator=generator("folder", name))]
-        is_test[shuffled[: max(1, round(share * len(mine)))]] = True
-    return everything.select(~is_test), everything.select(is_test)
+def _split(images: Images, names: list[str], fraction: float) -> tuple[Images, Images]:
+    for name, count in zip(names, torch.bincount(images.labels).tolist(), strict=True):
+        if count < 2:
+            raise DataError(f"class '{name}' has only {count} image, and one is held out for testing: add more")
+    return split_test(images, fraction, lambda label: generator("folder", names[label]))
+
+
+def split_test(images: Images, fraction: float, random: Callable[[int], torch.Generator]) -> tuple[Images, Images]:
+    """Return training and test images: a fraction of each class is drawn for testing, and at least one image.
+
+    Parameters
+    ----------
+    images
+        All images.
+    fraction
+        Fraction of each class.
+    random
+        The generator for a label.
+    """
+    check_test_fraction(fraction)
+    is_test = hold_out(images.labels, lambda count: max(1, round(fraction * count)), random)
+    return images.select(~is_test), images.select(is_test)

@@ -1,4 +1,4 @@
-"""Glyphs: printed characters, each image bent, coloured and dirtied at random. Nothing to download, seconds to make."""
+"""Glyphs: printed characters with random shapes, colours and noise. Generated in seconds, nothing to download."""
 
 from __future__ import annotations
 
@@ -11,26 +11,38 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise.core.seeding import generator
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
 from equipoise.errors import UsageError
-from equipoise.seeding import generator
 
-# All 94 printable ASCII characters but the four that are others of them, moved: ' and ` are commas, | is l, _ is -
+# The printable ASCII characters, except four that look like others in another position: ' and ` (,), | (l) and _ (-)
 CHARACTERS = "".join(chr(code) for code in range(33, 127) if chr(code) not in "'`|_")
 SIZE = 24
-CANVAS = 48  # characters are drawn once at twice the size and sampled down
+CANVAS = 48  # characters are drawn once, at twice the size
 
 
 def load(root: Path | None, difficulty: float = 1.0, train: int = 120, test: int = 30, data_seed: int = 0) -> Dataset:
-    """90 classes; ``difficulty`` scales how far shapes and colours are thrown about (0: clean print)."""
+    """Generate 90 classes.
+
+    Parameters
+    ----------
+    root
+        Not used.
+    difficulty
+        How much shapes, colours and noise vary; 0 is clean print.
+    train, test
+        Images per class.
+    data_seed
+        Random seed.
+    """
     if difficulty < 0 or train < 1 or test < 1:
-        raise UsageError("data.difficulty must be at least 0, data.train and data.test at least 1")
+        raise UsageError("data.difficulty must not be negative, and data.train and data.test must be at least 1")
     draws = generator("glyphs", data_seed)
     stamps = torch.stack([_stamp(character) for character in CHARACTERS])
     labels = torch.arange(len(CHARACTERS)).repeat_interleave(train + test)
-    # a class at a time keeps the working set small
+    # one class at a time, which needs less memory
     pixels = torch.cat([_render(stamp, train + test, difficulty, draws) for stamp in stamps])
     is_train = torch.arange(len(labels)) % (train + test) < train
     everything = Images.of(pixels, labels)
@@ -44,7 +56,7 @@ def load(root: Path | None, difficulty: float = 1.0, train: int = 120, test: int
 
 
 def _stamp(character: str) -> Tensor:
-    """The character's ink, 0–1, centred on a square canvas."""
+    """Return the character, centred on a square canvas, with values in 0–1."""
     canvas = Image.new("L", (CANVAS, CANVAS))
     font = ImageFont.load_default(size=CANVAS * 0.72)
     ImageDraw.Draw(canvas).text((CANVAS / 2, CANVAS / 2), character, fill=255, font=font, anchor="mm")
@@ -52,10 +64,10 @@ def _stamp(character: str) -> Tensor:
 
 
 def _render(stamp: Tensor, count: int, difficulty: float, draws: torch.Generator) -> Tensor:
-    """``count`` random pictures of one stamp, all at once: uint8, N × 3 × 24 × 24."""
+    """Return ``count`` random images of one character as uint8, N × 3 × 24 × 24."""
 
     def spread(*shape: int) -> Tensor:
-        """Uniform in -1…1."""
+        """Draw uniformly from -1 to 1."""
         return torch.rand((count, *shape), generator=draws) * 2 - 1
 
     angle = spread() * math.radians(20) * difficulty
@@ -72,7 +84,7 @@ def _render(stamp: Tensor, count: int, difficulty: float, draws: torch.Generator
     grid = F.affine_grid(affine, [count, 1, SIZE, SIZE], align_corners=False)
     ink = F.grid_sample(stamp.expand(count, 1, CANVAS, CANVAS), grid, align_corners=False)
 
-    # two colours that differ enough to be read, and a slope of light across the paper
+    # two colours with enough contrast, and a gradient of light across the paper
     paper = 0.5 + 0.5 * spread(3, 1, 1) * min(difficulty, 1)
     contrast = (paper < 0.5).float() * 2 - 1
     pen = (paper + contrast * (0.35 + 0.3 * torch.rand((count, 3, 1, 1), generator=draws))).clamp(0, 1)

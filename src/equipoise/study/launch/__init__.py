@@ -1,6 +1,6 @@
-"""How the runs of a comparison are made: one after another in this process, by a Ray cluster, or as SLURM jobs.
+"""Launchers of a comparison's runs: in this process, in several processes, on a Ray cluster, or as SLURM jobs.
 
-Whoever makes a run, it lies in its directory and goes on from there, so all launchers come to the same figures.
+A run continues from its directory wherever it is launched, so all launchers give the same results.
 """
 
 from __future__ import annotations
@@ -13,92 +13,93 @@ from pathlib import Path
 from typing import Protocol
 
 from equipoise.data.dataset import Dataset
+from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError
-from equipoise.study import processes
-from equipoise.study.experiment import Result, load_data
-from equipoise.study.progress import Reporter, Together
-from equipoise.study.recipe import Settings
+from equipoise.study import process_group
+from equipoise.study.console import ListenerGroup, RunListener
+from equipoise.study.experiment import RunResult, load_data
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be made, or to be taken up."""
+    """A run to start or continue."""
 
     name: str
-    """What people call it: its label and its seed."""
+    """Label and seed, for people."""
     settings: Settings
     directory: Path
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """How far a run has come that another process makes."""
+class RunStatus:
+    """How far a run in another process is."""
 
     name: str
-    share: float
-    """Of its training that is done and saved, from 0 to 1."""
-    place: str | None
-    """The step and epoch; None while nobody has taken it up."""
+    fraction: float
+    """How much of its training is done and saved, from 0 to 1."""
+    position: str | None
+    """The step and epoch; None while it is waiting."""
 
 
-class Watcher(Reporter):
-    """Hears of the runs of this process as a reporter does, and of those of others now and then."""
+class LaunchListener(RunListener):
+    """Hears of the runs of this process, and now and then of those in other processes."""
 
-    deputy: type[Reporter] = Reporter
-    """Who hears of a run in its stead that several processes of this machine make together."""
+    group_listener: type[RunListener] = RunListener
+    """What hears of a run that a process group on this machine makes."""
 
-    def under_way(self, runs: Sequence[Whereabouts], seconds_left: float | None) -> None:
-        """So far have those come that are not over."""
+    def running(self, runs: Sequence[RunStatus], seconds_left: float | None) -> None:
+        """The runs in other processes are this far."""
 
 
-class Data:
-    """Data sets, each loaded once for all runs that have the same options of it."""
+class DataCache:
+    """Data sets, each loaded once for all runs with the same options."""
 
     def __init__(self, root: str | Path | None) -> None:
         self.root = root
         self._loaded: dict[str, Dataset] = {}
 
     def load(self, settings: Settings) -> Dataset:
+        """Return the data set of a run."""
         key = json.dumps([settings.dataset, settings.data], sort_keys=True)
         if key not in self._loaded:
             self._loaded[key] = load_data(settings, self.root)
         return self._loaded[key]
 
 
-Outcome = Result | EquipoiseError
+Outcome = RunResult | EquipoiseError
 Outcomes = Generator[tuple[int, Outcome], None, None]
-"""The place of a job in the list, and what came of it; to be closed, which stops what is under way."""
+"""The index of a job and its outcome. Closing the generator stops the runs in progress."""
 
 
 class Launcher(Protocol):
-    """Makes runs."""
+    """Executes runs."""
 
-    def launch(self, jobs: Sequence[Job], data: Data, watcher: Watcher) -> Outcomes:
-        """Make every job, and tell of each when it is over, in whatever order that is."""
+    def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
+        """Execute all jobs; yield each outcome when it is known, in any order."""
 
 
 class Local:
-    """One run after another, in this process."""
+    """Executes one run after another in this process."""
 
-    def __init__(self, trackers: Sequence[Reporter] = ()) -> None:
+    def __init__(self, trackers: Sequence[RunListener] = ()) -> None:
         self.trackers = trackers
 
-    def launch(self, jobs: Sequence[Job], data: Data, watcher: Watcher) -> Outcomes:
+    def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
         for index, job in enumerate(jobs):
             outcome: Outcome
             try:
-                outcome = processes.launch(self._work(job, data, watcher))
+                outcome = process_group.launch(self._task(job, data, listener))
             except EquipoiseError as error:
                 outcome = error
             yield index, outcome
 
-    def _work(self, job: Job, data: Data, watcher: Watcher) -> processes.Work:
-        load, reporter = partial(data.load, job.settings), partial(Together, watcher, *self.trackers)
-        if job.settings.runtime.devices > 1:  # what is loaded here, or on the screen, cannot be handed to others
+    def _task(self, job: Job, data: DataCache, listener: LaunchListener) -> process_group.RunTask:
+        load, make = partial(data.load, job.settings), partial(ListenerGroup, listener, *self.trackers)
+        if job.settings.runtime.devices > 1:  # loaded data and the screen cannot be sent to other processes
             load = partial(load_data, job.settings, data.root)
-            reporter = partial(_speaker, watcher.deputy, self.trackers)
-        return processes.Work(job.settings, job.directory, load, reporter)
+            make = partial(_group_listener, listener.group_listener, self.trackers)
+        return process_group.RunTask(job.settings, job.directory, load, make)
 
 
-def _speaker(kind: type[Reporter], trackers: Sequence[Reporter]) -> Together:
-    return Together(kind(), *trackers)
+def _group_listener(kind: type[RunListener], trackers: Sequence[RunListener]) -> ListenerGroup:
+    return ListenerGroup(kind(), *trackers)

@@ -1,4 +1,4 @@
-"""Runs as tasks of a Ray cluster: a machine that dies has its runs taken up elsewhere, from their checkpoints."""
+"""Runs as tasks of a Ray cluster: if a machine dies, its runs continue elsewhere from their checkpoints."""
 
 from __future__ import annotations
 
@@ -7,49 +7,48 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from typing import Any
 
+from equipoise.core.extras import check_installed, require
 from equipoise.errors import UsageError
-from equipoise.study.launch.remote import Order, Remote, Share, carry_out
+from equipoise.study.launch.remote import Remote, RunOrder, RunResources, execute_order
 
 HERE = "local"
 RETRIES = 100
-"""How often a run may lose its machine: a run that brings every machine down must end too."""
-MANNERS = {
+"""How often a run may lose its machine; a run that crashes every machine must end too."""
+ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray would print of every lost machine, into our table or JSON
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # otherwise Ray prints every lost machine into our table or JSON
 }
 
 
 class Ray(Remote):
-    """``address`` names a cluster that is there; "local" starts one on this machine, for as long as it is needed."""
+    """Uses the cluster at ``address``; "local" starts one on this machine for as long as it is needed."""
 
-    def __init__(self, address: str | None, share: Share) -> None:
-        super().__init__(share)
-        if find_spec("ray") is None:
-            raise UsageError("the launcher ray needs the package ray: pip install 'equipoise[ray]'")
+    def __init__(self, address: str | None, resources: RunResources) -> None:
+        super().__init__(resources)
+        check_installed("ray", "ray", "--launcher ray")
         self.address = address or os.environ.get("RAY_ADDRESS") or HERE
         self._tasks: dict[Any, int] = {}
 
-    def submit(self, orders: Mapping[int, Order]) -> None:
+    def submit(self, orders: Mapping[int, RunOrder]) -> None:
         self._ray = _connect(self.address)
         if self.address == HERE:
             self._check(orders)
-        task = self._ray.remote(carry_out)
+        task = self._ray.remote(execute_order)
         for index, order in orders.items():
             needs = task.options(num_cpus=order.cpus, num_gpus=order.gpus, max_retries=RETRIES, name=order.job.name)
             self._tasks[needs.remote(order)] = index
 
-    def _check(self, orders: Mapping[int, Order]) -> None:
-        """A run that fits nowhere would wait for ever. Other clusters may grow."""
+    def _check(self, orders: Mapping[int, RunOrder]) -> None:
+        """Raise an error for a run that does not fit: it would wait for ever (other clusters may grow)."""
         there = self._ray.cluster_resources()
         for what, asked in (("CPU", "cpus"), ("GPU", "gpus")):
             most = max(getattr(order, asked) for order in orders.values())
             if most > there.get(what, 0):
                 raise UsageError(
-                    f"a run is to have {most:g} {what}s, and this machine has {there.get(what, 0):g}: "
-                    f"give a smaller --{asked}-per-run, or the --ray-address of a cluster"
+                    f"a run needs {most:g} {what}s, but this machine has {there.get(what, 0):g}: "
+                    f"set a smaller --{asked}-per-run or the --ray-address of a cluster"
                 )
 
     def ended(self) -> Iterator[tuple[int, str | None]]:
@@ -65,7 +64,7 @@ class Ray(Remote):
                     index,
                     (
                         f"it stopped unexpectedly ({type(cause).__name__}: {what}): "
-                        "the same command with --launcher local shows where"
+                        "run the same command with --launcher local to see where"
                     ),
                 )
 
@@ -82,24 +81,24 @@ class Ray(Remote):
 
 
 def _connect(address: str) -> Any:
-    """The package ray, connected."""
-    for name, value in MANNERS.items():  # it reads them when it is imported
+    """Connect to a cluster and return the package ray."""
+    for name, value in ENVIRONMENT.items():  # read when ray is imported
         os.environ.setdefault(name, value)
-    import ray
+    ray: Any = require("ray", "ray", "--launcher ray")
 
-    polite_kill = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any] = {"include_dashboard": False} if address == HERE else {}
     try:
         host, colon, port = address.partition(":")
-        if colon and port.isdecimal():  # Ray itself would try for minutes
+        if colon and port.isdecimal():  # Ray itself would retry for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, RuntimeError, ValueError) as error:
         what = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"no Ray cluster at {address} takes us in ({what}): start one with `ray start --head`, "
-            "or leave --ray-address and RAY_ADDRESS out"
+            f"cannot connect to a Ray cluster at {address} ({what}): start one with `ray start --head`, "
+            "or remove --ray-address and RAY_ADDRESS"
         ) from error
     finally:
-        signal.signal(signal.SIGTERM, polite_kill)  # Ray's own handler would leave without stopping the runs
+        signal.signal(signal.SIGTERM, handler)  # Ray's own handler would exit without stopping the runs
     return ray

@@ -1,11 +1,10 @@
-"""What launchers share whose runs are made by other processes: orders go out, and run directories tell the rest.
+"""What launchers that use other processes share: they send orders out and read the run directories.
 
-The directories must be the same ones for all machines, as on a shared file system.
+All machines must see the same directories, as on a shared file system.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,44 +12,45 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+from equipoise.core.directory import Directory
+from equipoise.core.signals import defer_signals
 from equipoise.data.dataset import Dataset
+from equipoise.engine.checkpoint import read_stages
+from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, RunError, UsageError
-from equipoise.files import locked
-from equipoise.signals import undisturbed
-from equipoise.study import processes
-from equipoise.study.experiment import Result
-from equipoise.study.launch import Data, Job, Outcome, Outcomes, Watcher, Whereabouts
-from equipoise.study.progress import Reporter, Together
-from equipoise.study.recipe import Settings
+from equipoise.study import process_group
+from equipoise.study.console import ListenerGroup, RunListener
+from equipoise.study.experiment import RunResult
+from equipoise.study.launch import DataCache, Job, LaunchListener, Outcome, Outcomes, RunStatus
 from equipoise.study.report.runs import read_run
 from equipoise.study.trackers import make_trackers
 
 PATIENCE = 90.0
-"""Seconds to wait for a directory that another process writes to: SLURM lets a cancelled job live for 30."""
+"""Seconds to wait for a directory that another process writes to; SLURM lets a cancelled job live for 30."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """What each run gets of a machine, and whom it tells."""
+class RunResources:
+    """What each run gets of a machine, and its trackers."""
 
     cpus: int | None = None
-    """None: as many as the run has threads, or 1."""
+    """CPUs per run (None: as many as the run has threads, or 1)."""
     gpus: float = 0
-    """A process for each; a part of one lets runs share it."""
+    """GPUs per run, with one process each; a fraction lets runs share a GPU."""
     track: str = ""
-    """Trackers, with commas between them: the process that makes the run tells them."""
+    """Comma-separated trackers."""
 
     def __post_init__(self) -> None:
         if self.cpus is not None and self.cpus < 1:
-            raise UsageError(f"--cpus-per-run is {self.cpus}, but a run needs at least 1")
+            raise UsageError(f"--cpus-per-run must be at least 1, got {self.cpus}")
         if self.gpus < 0 or (self.gpus > 1 and self.gpus % 1):
-            raise UsageError(f"--gpus-per-run is {self.gpus:g}: give a whole number, or a part of one as 0.5")
+            raise UsageError(f"--gpus-per-run must be a whole number or a fraction below 1, got {self.gpus:g}")
         make_trackers(self.track)
 
 
 @dataclass(frozen=True)
-class Order:
-    """A job as another process gets it."""
+class RunOrder:
+    """A job as it is sent to another process."""
 
     job: Job
     data_root: Path | None
@@ -59,91 +59,92 @@ class Order:
     track: str
 
     @staticmethod
-    def of(job: Job, data: Data, share: Share) -> Order:
+    def of(job: Job, data: DataCache, resources: RunResources) -> RunOrder:
         root = None if data.root is None else Path(data.root).absolute()
         runtime = job.settings.runtime
-        devices = max(int(share.gpus), runtime.devices)
-        cpus = share.cpus or (runtime.threads or 1) * devices
+        devices = max(int(resources.gpus), runtime.devices)
+        cpus = resources.cpus or (runtime.threads or 1) * devices
         runtime = replace(runtime, threads=max(cpus // devices, 1), devices=devices)
         settings = replace(job.settings, runtime=runtime)
-        return Order(Job(job.name, settings, job.directory.absolute()), root, cpus, share.gpus, share.track)
+        job = Job(job.name, settings, job.directory.absolute())
+        return RunOrder(job, root, cpus, resources.gpus, resources.track)
 
 
-def carry_out(order: Order) -> str | None:
-    """Make the run in whatever process this is; returns why it could not be, in a sentence."""
+def execute_order(order: RunOrder) -> str | None:
+    """Execute a run in this process; return the error message if it fails."""
     try:
         settings, directory = order.job.settings, order.job.directory
-        if order.gpus:  # there may be none where the order was written
+        if order.gpus:  # the machine that sent the order may have none
             settings = replace(settings, runtime=replace(settings.runtime, device="cuda"))
         _wait_until_free(directory)
-        load, reporter = partial(_load, settings, order.data_root), partial(_trackers, order.track)
-        processes.launch(processes.Work(settings, directory, load, reporter))
+        load, listener = partial(_load, settings, order.data_root), partial(_trackers, order.track)
+        process_group.launch(process_group.RunTask(settings, directory, load, listener))
     except EquipoiseError as error:
         return str(error)
     return None
 
 
-_data = cache(Data)  # a process may make several runs, one after another
+_data = cache(DataCache)  # a process may execute several runs, one after another
 
 
 def _load(settings: Settings, root: Path | None) -> Dataset:
     return _data(root).load(settings)
 
 
-def _trackers(names: str) -> Reporter:
-    return Together(*make_trackers(names))
+def _trackers(names: str) -> RunListener:
+    return ListenerGroup(*make_trackers(names))
 
 
 def _wait_until_free(directory: Path) -> None:
-    """Whoever made this run before may not know yet that it lost it: its machine was given up, or its job cancelled."""
+    """Wait for the process that made this run before: its job may be cancelled but still running."""
     deadline = time.monotonic() + PATIENCE
     while directory.exists() and time.monotonic() < deadline:
         try:
-            with locked(directory):
+            with Directory(directory).lock():
                 return
         except RunError:
             time.sleep(1)
 
 
 class Remote(ABC):
-    """Runs that other processes make, some at a time."""
+    """Executes runs in other processes."""
 
-    def __init__(self, share: Share) -> None:
-        self.share = share
+    def __init__(self, resources: RunResources) -> None:
+        self.resources = resources
 
     @abstractmethod
-    def submit(self, orders: Mapping[int, Order]) -> None:
-        """Hand the orders out."""
+    def submit(self, orders: Mapping[int, RunOrder]) -> None:
+        """Send the orders."""
 
     @abstractmethod
     def ended(self) -> Iterator[tuple[int, str | None]]:
-        """Wait a moment; then the orders that are over, and why if they failed."""
+        """Wait a moment, then yield the orders that have ended, with the error if they failed."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Cancel what is not over, and leave nothing behind."""
+        """Cancel what has not ended, and clean up."""
 
-    def launch(self, jobs: Sequence[Job], data: Data, watcher: Watcher) -> Outcomes:
+    def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
         waiting = dict(enumerate(jobs))
         for index, job in enumerate(jobs):
             if (job.directory / "summary.json").exists():
-                yield index, _outcome(waiting.pop(index), None, watcher)
+                yield index, _outcome(waiting.pop(index), None, listener)
         if not waiting:
             return
-        watch = Watch(list(waiting.values()))
+        monitor = RunMonitor(list(waiting.values()))
         try:
-            self.submit({index: Order.of(job, data, self.share) for index, job in waiting.items()})
+            self.submit({index: RunOrder.of(job, data, self.resources) for index, job in waiting.items()})
             while waiting:
                 for index, error in self.ended():
-                    yield index, _outcome(waiting.pop(index), error, watcher)
-                watcher.under_way(*watch.look(waiting.values()))
+                    yield index, _outcome(waiting.pop(index), error, listener)
+                listener.running(*monitor.look(waiting.values()))
         finally:
-            with undisturbed():
+            with defer_signals():
                 self.stop()
 
 
-def _outcome(job: Job, error: str | None, watcher: Watcher) -> Outcome:
-    """What the run's directory says of it."""
+def _outcome(job: Job, error: str | None, listener: LaunchListener) -> Outcome:
+    """Read the outcome of a run from its directory."""
     if error is not None:
         return RunError(error)
     try:
@@ -151,48 +152,46 @@ def _outcome(job: Job, error: str | None, watcher: Watcher) -> Outcome:
         if run.summary is None:
             raise RunError("it is not finished")
     except RunError as why:
-        return RunError(f"the run in {job.directory} cannot be read ({why}): remove the directory to start anew")
-    watcher.done(run.rows, run.summary, job.directory)
-    return Result(job.directory, run.rows, run.summary)
+        return RunError(f"cannot read the run in {job.directory} ({why}): remove the directory to start again")
+    listener.done(run.steps, run.summary, job.directory)
+    return RunResult(job.directory, run.steps, run.summary)
 
 
-class Watch:
-    """Looks into run directories, and foresees when all will be done."""
+class RunMonitor:
+    """Looks into run directories and predicts when all runs will be done."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._untouched = {job.directory: _touched(job) for job in jobs}
-        self._began, self._share = time.monotonic(), sum(_share(job)[0] for job in jobs)
+        self._untouched = {job.directory: _locked_at(job) for job in jobs}
+        self._started, self._done = time.monotonic(), sum(_progress(job)[0] for job in jobs)
 
-    def look(self, waiting: Iterable[Job]) -> tuple[list[Whereabouts], float | None]:
-        """Where the jobs are that are not over, and the seconds until they are."""
+    def look(self, waiting: Iterable[Job]) -> tuple[list[RunStatus], float | None]:
+        """Return the status of the jobs that have not ended, and the seconds until they will."""
         runs = []
         for job in waiting:
-            share, place = _share(job)
-            taken_up = _touched(job) != self._untouched[job.directory]
-            runs.append(Whereabouts(job.name, share, place if taken_up else None))
-        to_do = sum(1 - run.share for run in runs)
-        done = len(self._untouched) - to_do - self._share
-        seconds = time.monotonic() - self._began
+            fraction, position = _progress(job)
+            started = _locked_at(job) != self._untouched[job.directory]
+            runs.append(RunStatus(job.name, fraction, position if started else None))
+        to_do = sum(1 - run.fraction for run in runs)
+        done = len(self._untouched) - to_do - self._done
+        seconds = time.monotonic() - self._started
         return runs, seconds * to_do / done if done > 0 else None
 
 
-def _touched(job: Job) -> int:
-    """When the run was last taken up, by the clock of the file system."""
-    lock = job.directory / ".lock"
-    return lock.stat().st_mtime_ns if lock.exists() else 0
+def _locked_at(job: Job) -> int:
+    """Return when a process last locked the run, by the clock of the file system."""
+    return Directory(job.directory).modified_ns(".lock") or 0
 
 
-def _share(job: Job) -> tuple[float, str]:
-    """How much of a run is on disk, every step counted alike, and where it is."""
+def _progress(job: Job) -> tuple[float, str]:
+    """Return the fraction of a run that is on disk, counting all steps alike, and its position."""
+    directory = Directory(job.directory)
     try:
-        steps = len(json.loads((job.directory / "config.json").read_text())["sizes"])
-        rows = job.directory / "metrics.jsonl"
-        done = len(rows.read_text().splitlines()) if rows.exists() else 0
-        under_way = job.directory / "checkpoint" / "step" / "stages.json"
-        stages = json.loads(under_way.read_text())["stages"] if under_way.exists() else []
-    except (OSError, ValueError, KeyError):  # not there yet, or being replaced
+        steps = len(directory.read_json("config.json")["sizes"])
+        done = directory.read_text("metrics.jsonl").count("\n") if directory.exists("metrics.jsonl") else 0
+        stages = read_stages(directory.sub("checkpoint/step")).stages
+    except (RunError, KeyError, TypeError):  # not there yet, or being replaced
         return 0.0, "starting"
     epochs = job.settings.train.for_step(done + 1).epochs
-    learned = min(stages[0]["epochs"], epochs) if stages else 0
+    learned = min(stages[0].epochs, epochs) if stages else 0
     stage = f"stage {len(stages)}" if len(stages) > 1 else f"epoch {learned}/{epochs}"
     return (done + learned / epochs) / steps, f"step {min(done + 1, steps)}/{steps} {stage}"

@@ -1,4 +1,4 @@
-"""Runs as jobs of SLURM, an array of them: one that is preempted or runs out of time is queued again and goes on."""
+"""Runs as an array of SLURM jobs: a job that is preempted or runs out of time is requeued and continues."""
 
 from __future__ import annotations
 
@@ -11,63 +11,74 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext, redirect_stderr
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from equipoise.core.directory import Directory
+from equipoise.core.extras import check_installed, require
+from equipoise.core.signals import defer_signals
 from equipoise.errors import RunError, UsageError
-from equipoise.files import locked, read_json, write_json
-from equipoise.signals import undisturbed
-from equipoise.study.launch.remote import Order, Remote, Share, carry_out
+from equipoise.study.launch.remote import Remote, RunOrder, RunResources, execute_order
 
 REQUEUES = 1000
 """How often a job may run out of time."""
 MINUTES = 240
-"""A job's time unless told: longer ones wait longer, and shorter ones do no harm as long as an epoch fits in."""
+"""Default time limit of a job. Longer jobs wait longer; shorter ones work as long as an epoch fits."""
 TRIES = 12
-"""How often squeue is asked before it counts as dead."""
-OURS = ("array_parallelism", "signal_delay_s")
-"""What submitit makes of options, and sbatch does not know."""
+"""How often squeue is tried before giving up."""
+SUBMITIT_OPTIONS = ("array_parallelism", "signal_delay_s")
+"""Options of submitit that sbatch does not know."""
 
 
 class Slurm(Remote):
-    """``options`` are sbatch's; job files and logs go to ``folder``.
+    """Submits jobs with submitit.
 
-    ``cluster`` is submitit's name of who runs the jobs: "local" makes them processes of this machine, for tests.
+    Parameters
+    ----------
+    options
+        Options of sbatch.
+    folder
+        Where job files and logs go.
+    resources
+        What each run gets.
+    cluster
+        submitit's name of the cluster; "local" runs the jobs as processes of this machine, for tests.
     """
 
-    def __init__(self, options: Mapping[str, str], folder: Path, share: Share, cluster: str = "slurm") -> None:
-        super().__init__(share)
-        if find_spec("submitit") is None:
-            raise UsageError("the launcher slurm needs the package submitit: pip install 'equipoise[slurm]'")
-        if share.gpus % 1:
-            raise UsageError(f"--gpus-per-run is {share.gpus:g}, but SLURM gives only whole ones")
+    def __init__(
+        self, options: Mapping[str, str], folder: Path, resources: RunResources, cluster: str = "slurm"
+    ) -> None:
+        super().__init__(resources)
+        check_installed("submitit", "slurm", "--launcher slurm")
+        if resources.gpus % 1:
+            raise UsageError(f"--gpus-per-run must be a whole number for SLURM, got {resources.gpus:g}")
         self.options = {name.replace("-", "_"): value for name, value in options.items()}
         self.minutes = minutes(self.options.pop("time", str(MINUTES)))
-        for name in OURS:
+        for name in SUBMITIT_OPTIONS:
             if not self.options.get(name, "0").isdecimal():
-                raise UsageError(f"--slurm {name} is '{self.options[name]}', but it takes a whole number")
+                raise UsageError(f"--slurm {name} must be a whole number, got '{self.options[name]}'")
         if cluster == "slurm" and shutil.which("sbatch") is None:
-            raise UsageError("sbatch was not found: run this where SLURM is, or use --launcher ray or local")
+            raise UsageError("sbatch was not found: run this on a SLURM cluster, or use --launcher ray or local")
         self.folder, self.cluster = folder.absolute(), cluster
-        self.record = self.folder / "jobs.json"
+        self.directory = Directory(self.folder)
         self.pause = 5.0 if cluster == "slurm" else 0.2
         self._jobs: dict[int, Any] = {}
         self._missing: set[str] = set()
         self._others: dict[str, str] | None = None
-        """Jobs of other comparisons by their place, once they are known."""
+        """Jobs of other comparisons by run directory, once they are known."""
 
-    def submit(self, orders: Mapping[int, Order]) -> None:
-        import submitit
-
+    def submit(self, orders: Mapping[int, RunOrder]) -> None:
+        submitit: Any = require("submitit", "slurm", "--launcher slurm")
         logging.getLogger("submitit").setLevel(logging.ERROR)
         self._unfinished = submitit.core.utils.UncompletedJobError
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._alone = ExitStack()
-        self._alone.enter_context(locked(self.folder))  # another command would take our jobs for a dead one's
-        known = read_json(self.record) if self.record.exists() else {}
+        self.directory.make_dir()
+        self._lock = ExitStack()
+        self._lock.enter_context(self.directory.lock())  # another command must not adopt our jobs
+        known = self._recorded()
         queued = self._surely_queued() if known else set()
-        for index, order in orders.items():  # of a command that was killed: its jobs live on
+        for index, order in orders.items():  # adopt the jobs of a command that was killed
             id_ = known.get(str(order.job.directory))
             if id_ in queued:
                 self._jobs[index] = submitit.SlurmJob(self.folder, id_)
@@ -75,16 +86,27 @@ class Slurm(Remote):
         if new:
             executor = self._executor(submitit.AutoExecutor, max(order.cpus for order in new.values()))
             try:
-                deaf = undisturbed() if self.cluster == "slurm" else nullcontext()  # processes would inherit it
-                with deaf, redirect_stderr(io.StringIO()):
-                    jobs = executor.map_array(Requeued(), list(new.values()))
+                deferred = (
+                    defer_signals() if self.cluster == "slurm" else nullcontext()
+                )  # local processes would inherit it
+                with deferred, redirect_stderr(io.StringIO()):
+                    jobs = executor.map_array(RequeuedOrder(), list(new.values()))
                     self._jobs |= dict(zip(new, jobs, strict=True))
             except (self._unfinished, submitit.core.utils.FailedSubmissionError) as error:
-                what = (str(error).strip().splitlines() or ["no reason is given"])[0]
-                raise UsageError(f"SLURM does not take the jobs ({what}): mend --slurm") from error
+                what = (str(error).strip().splitlines() or ["no reason given"])[0]
+                raise UsageError(f"SLURM rejected the jobs ({what}): fix --slurm") from error
         mine = {str(orders[index].job.directory): job.job_id for index, job in self._jobs.items()}
-        self._others = {place: id_ for place, id_ in known.items() if place not in mine and id_ in queued}
-        write_json(self.record, self._others | mine)
+        self._others = {run: id_ for run, id_ in known.items() if run not in mine and id_ in queued}
+        self.directory.write_json("jobs.json", self._others | mine)
+
+    def _recorded(self) -> dict[str, str]:
+        """Return the jobs of earlier commands by run directory."""
+        if not self.directory.exists("jobs.json"):
+            return {}
+        try:
+            return msgspec.convert(self.directory.read_json("jobs.json"), dict[str, str])
+        except msgspec.ValidationError as error:
+            raise RunError(f"{self.folder / 'jobs.json'} is damaged ({error}): remove it") from error
 
     def _executor(self, kind: Any, cpus: int) -> Any:
         limits = {f"{cluster}_max_num_timeout": REQUEUES for cluster in ("slurm", "local")}
@@ -93,13 +115,17 @@ class Slurm(Remote):
             name="equipoise",
             timeout_min=self.minutes,
             cpus_per_task=cpus,
-            gpus_per_node=int(self.share.gpus) or None,
-            slurm_srun_args=[f"--cpus-per-task={cpus}"],  # srun has not taken it over from sbatch since SLURM 22.05
+            gpus_per_node=int(self.resources.gpus) or None,
+            slurm_srun_args=[f"--cpus-per-task={cpus}"],  # srun does not inherit it from sbatch since SLURM 22.05
             slurm_additional_parameters={
                 "requeue": True,
-                **{name: value == "true" or value for name, value in self.options.items() if name not in OURS},
+                **{
+                    name: value == "true" or value
+                    for name, value in self.options.items()
+                    if name not in SUBMITIT_OPTIONS
+                },
             },
-            **{f"slurm_{name}": int(self.options[name]) for name in OURS if name in self.options},
+            **{f"slurm_{name}": int(self.options[name]) for name in SUBMITIT_OPTIONS if name in self.options},
         )
         return executor
 
@@ -108,14 +134,14 @@ class Slurm(Remote):
         queued = self._queued()
         missing = set() if queued is None else {job.job_id for job in self._jobs.values()} - queued
         for index, job in list(self._jobs.items()):
-            told = job.paths.result_pickle.exists()
-            if (told and job.done()) or job.job_id in missing & self._missing:  # a shared file system may be late
+            answered = job.paths.result_pickle.exists()
+            if (answered and job.done()) or job.job_id in missing & self._missing:  # a shared file system may lag
                 del self._jobs[index]
-                yield index, self._error(job, told)
+                yield index, self._error(job, answered)
         self._missing = missing
 
-    def _error(self, job: Any, told: bool) -> str | None:
-        if told:
+    def _error(self, job: Any, answered: bool) -> str | None:
+        if answered:
             try:
                 error: str | None = job.result()
                 for file in (job.paths.result_pickle, job.paths.submitted_pickle):
@@ -123,36 +149,36 @@ class Slurm(Remote):
                 return error
             except self._unfinished:
                 pass
-        return f"the job {job.job_id} ended unexpectedly: its last words are in {job.paths.stderr}"
+        return f"the job {job.job_id} ended unexpectedly: see {job.paths.stderr}"
 
     def _queued(self) -> set[str] | None:
-        """The ids of jobs that wait or run; None if the controller is too busy to tell."""
+        """Return the ids of jobs that wait or run; None if the controller is too busy to answer."""
         if self.cluster != "slurm":
             return {job.job_id for job in self._jobs.values() if not job.done()}
         command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-        return None if asked.returncode else set(asked.stdout.split())
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        return None if answer.returncode else set(answer.stdout.split())
 
     def _surely_queued(self) -> set[str]:
-        """The same, after some patience: jobs that nobody knows of would be handed out twice."""
+        """Return the same, with retries: an unknown job would be submitted twice."""
         for _ in range(TRIES):
             queued = self._queued()
             if queued is not None:
                 return queued
             time.sleep(self.pause)
-        raise RunError("squeue does not answer: see that SLURM is well, and give the same command again")
+        raise RunError("squeue does not answer: check that SLURM works, then run the same command again")
 
     def stop(self) -> None:
-        if not hasattr(self, "_alone"):
+        if not hasattr(self, "_lock"):
             return
-        with self._alone:
+        with self._lock:
             self._cancel()
 
     def _cancel(self) -> None:
         if self._others:
-            write_json(self.record, self._others)
+            self.directory.write_json("jobs.json", self._others)
         elif self._others is not None:
-            self.record.unlink(missing_ok=True)
+            self.directory.remove("jobs.json")
         for job in self._jobs.values():
             job.cancel(check=False)
             job.paths.submitted_pickle.unlink(missing_ok=True)
@@ -160,27 +186,27 @@ class Slurm(Remote):
             time.sleep(self.pause)
 
 
-class Requeued:
-    """Carries an order out; submitit asks it for a checkpoint when the job's time is up: the directory is one."""
+class RequeuedOrder:
+    """Executes an order. submitit calls ``checkpoint`` when the job's time is up; the run directory is one."""
 
-    def __call__(self, order: Order) -> str | None:
-        return carry_out(order)
+    def __call__(self, order: RunOrder) -> str | None:
+        return execute_order(order)
 
-    def checkpoint(self, order: Order) -> Any:
+    def checkpoint(self, order: RunOrder) -> Any:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, order)
 
 
 def minutes(text: str) -> int:
-    """SLURM's ways to write a time limit, in minutes.
+    """Convert a SLURM time limit to minutes.
 
     >>> minutes("90"), minutes("90:00"), minutes("4:00:00"), minutes("1-12"), minutes("2-00:30:00")
     (90, 90, 240, 2160, 2910)
     """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if not found:
-        raise UsageError(f"the time '{text}' cannot be read: give minutes, or hours as 4:00:00, or days as 1-12:00:00")
+        raise UsageError(f"cannot parse the time '{text}': use minutes, hours as in 4:00:00, or days as in 1-12:00:00")
     days, first, second, third = found.groups()
     with_hours = days is not None or third is not None
     hours, rest = (int(first), int(second or 0)) if with_hours else (0, int(first))

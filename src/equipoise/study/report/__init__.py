@@ -1,87 +1,88 @@
-"""One self-contained HTML page from a run or a comparison, and its figures for a paper."""
+"""Self-contained HTML reports of runs and comparisons, and their figures for a paper."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from equipoise.core import extras
+from equipoise.core.directory import Directory
 from equipoise.errors import RunError, UsageError
-from equipoise.files import read_json, write_text
-from equipoise.study.report.runs import Group, Run, open_directory
+from equipoise.study.report.groups import Skipped, is_run, read_comparison
+from equipoise.study.report.runs import read_run
 
-NEEDED = "a report needs the package altair: pip install 'equipoise[report]'"
+PACKAGES = ("altair", "jinja2")
+PAGE = "report.html"
 
 
 @dataclass(frozen=True)
-class Report:
-    """What was made."""
+class ReportFiles:
+    """The files of a report."""
 
     page: Path
     pictures: list[Path]
-    left_out: list[tuple[str, str]]
-    """Run directories that could not be shown, and why."""
+    """Figures for a paper."""
+    skipped: Skipped
+    """What could not be shown, and why."""
 
 
 def available() -> bool:
-    """Whether pages can be made here."""
-    return find_spec("altair") is not None
+    """Return whether the packages for reports are installed."""
+    return all(extras.available(package) for package in PACKAGES)
 
 
 def report(
     directory: str | Path, figures: str | Path | None = None, formats: str | Sequence[str] = ("svg", "png")
-) -> Report:
-    """Write ``report.html`` into a run's or a comparison's directory; ``figures`` is where pictures for a paper go.
+) -> ReportFiles:
+    """Write report.html into the directory of a run or comparison.
 
-    A comparison's page links to its runs' own pages, which are written too.
+    A comparison's page links to the pages of its runs, which are written too.
+
+    Parameters
+    ----------
+    directory
+        A run's directory, or one with runs below it.
+    figures
+        Where to write every figure as an image file (default: nowhere).
+    formats
+        Formats of these files: svg, png, pdf.
+
+    Returns
+    -------
+    ReportFiles
+        The files, and what could not be shown.
     """
-    if not available():
-        raise UsageError(NEEDED)
-    from equipoise.study.report.comparison_charts import group_figures
+    for package in PACKAGES:
+        extras.require(package, "report", "a report")
+    from equipoise.study.report.comparison_charts import comparison_figures
+    from equipoise.study.report.export import check_formats, export_figures
     from equipoise.study.report.page import render_comparison, render_run
     from equipoise.study.report.run_charts import run_figures
 
-    root = Path(directory)
-    run, groups, left_out = open_directory(root)
-    if run is not None:
+    chosen = check_formats(formats)
+    root, skipped = Directory(Path(directory)), []
+    if not root.is_dir():
+        raise UsageError(f"{directory} is not a directory: name the directory of a run or comparison")
+    if is_run(root):
+        try:
+            run = read_run(root)
+            run.check()
+        except RunError as error:
+            raise RunError(f"cannot show the run in {directory}: {error}") from error
         charts = run_figures(run)
         text = render_run(run, charts)
     else:
-        groups, panels, others = _as_compared(root, groups)
-        left_out += others
-        charts = group_figures(groups, panels)
-        text = render_comparison(groups, left_out, charts, panels, root)
-        for one in (each for group in groups for each in group.runs):
-            write_text(one.directory / "report.html", render_run(one, run_figures(one)))
-    write_text(root / "report.html", text)
-    pictures = []
-    if figures is not None:
-        from equipoise.study.report.export import export
-
-        listed = formats.split(",") if isinstance(formats, str) else formats
-        pictures = export(charts, Path(figures), [name.strip().lower() for name in listed if name.strip()])
-    return Report(root / "report.html", pictures, left_out)
-
-
-Left = list[tuple[str, str]]
-
-
-def _as_compared(root: Path, groups: list[Group]) -> tuple[list[Group], list[dict[str, Any]], Left]:
-    """Labels, order and panels as the comparison in ``root`` has them, and which runs it does not have."""
-    try:
-        table = read_json(root / "compare.json")
-        labels = {run["directory"]: entry["label"] for entry in table["entries"] for run in entry["runs"]}
-        panels = table["panels"] or []
-    except (RunError, KeyError, TypeError):
-        return groups, [], []
-    runs = {run.directory.relative_to(root).as_posix(): run for group in groups for run in group.runs}
-    named: dict[str, list[Run]] = {}
-    for name, label in labels.items():
-        named.setdefault(label, []).extend([runs[name]] if name in runs else [])
-    if not any(named.values()):  # all that it names are ruins: better what there is than nothing
-        return groups, [], []
-    panels = [panel for panel in panels if any(named.get(label) for label in panel["labels"])]
-    others = [(name, "it is not in compare.json, the last comparison made here") for name in runs if name not in labels]
-    return [Group(label, found) for label, found in named.items() if found], panels, others
+        comparison = read_comparison(root)
+        skipped, pages = comparison.skipped, []
+        for run in comparison.runs:
+            try:
+                run.directory.write_text(PAGE, render_run(run, run_figures(run)))
+                pages.append(comparison.name(run))
+            except RunError as error:
+                skipped.append((f"the page of {comparison.name(run)}", str(error)))
+        charts = comparison_figures(comparison)
+        text = render_comparison(comparison, charts, pages)
+    root.write_text(PAGE, text)
+    pictures = [] if figures is None else export_figures(charts, Path(figures), chosen)
+    return ReportFiles(root.path / PAGE, pictures, skipped)

@@ -1,4 +1,4 @@
-"""Figures as pictures for a paper: SVG with its font inside, or PNG."""
+"""Figures as image files for a paper: SVG with an embedded font, PNG or PDF."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import RunError, UsageError, unknown
-from equipoise.files import write_bytes
+from equipoise.core.directory import Directory
+from equipoise.core.extras import require
+from equipoise.errors import RunError, UsageError, unknown_name
 from equipoise.study.report.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
@@ -20,42 +20,45 @@ FONT = "DejaVu Sans"
 WIDTH = 520
 
 
-def export(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write every figure in every format; returns the files."""
-    for name in formats:
+def check_formats(formats: str | Sequence[str]) -> list[str]:
+    """Return the names of the formats, which may be a comma-separated list; unknown ones raise an error."""
+    listed = formats.split(",") if isinstance(formats, str) else formats
+    names = [name.strip().lower() for name in listed if name.strip()]
+    for name in names:
         if name not in FORMATS:
-            raise unknown("picture format", name, FORMATS)
-    if find_spec("vl_convert") is None:
-        raise UsageError("pictures need the package vl-convert-python: pip install 'equipoise[report]'")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot write to {folder} ({error.strerror}): choose another --figures") from error
-    import vl_convert
+            raise unknown_name("picture format", name, FORMATS)
+    return names
 
+
+def export_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write every figure in every format; return the files."""
+    converter = require("vl_convert", "report", "--figures")
+    directory = Directory(folder)
+    try:
+        directory.make_dir()
+    except RunError as error:
+        raise UsageError(f"{error}; choose another --figures") from error
     font = base64.b64encode((_vendor() / "DejaVuSans.ttf").read_bytes()).decode()
     written = []
     for figure in figures:
-        svg = picture(figure)
-        made = {
+        svg = to_svg(figure)
+        convert = {
             "svg": lambda svg=svg: _with_font(svg, font).encode(),
-            "png": lambda svg=svg: vl_convert.svg_to_png(svg, scale=3),
-            "pdf": lambda svg=svg: vl_convert.svg_to_pdf(svg),
+            "png": lambda svg=svg: converter.svg_to_png(svg, scale=3),
+            "pdf": lambda svg=svg: converter.svg_to_pdf(svg),
         }
         for name in formats:
-            file = folder / f"{figure.name}.{name}"
-            write_bytes(file, made[name]())
-            written.append(file)
+            directory.write_bytes(f"{figure.name}.{name}", convert[name]())
+            written.append(folder / f"{figure.name}.{name}")
     return written
 
 
-def picture(figure: Figure) -> str:
-    """The figure as SVG, which names its font and does not hold it."""
-    import vl_convert
-
+def to_svg(figure: Figure) -> str:
+    """Return a figure as SVG, which names its font but does not contain it."""
+    converter = require("vl_convert", "report", "--figures")
     with resources.as_file(_vendor()) as fonts:
-        vl_convert.register_font_directory(str(fonts))
-    svg: str = vl_convert.vegalite_to_svg(json.dumps(for_paper(figure)))
+        converter.register_font_directory(str(fonts))
+    svg: str = converter.vegalite_to_svg(json.dumps(_for_paper(figure)))
     return svg
 
 
@@ -63,8 +66,8 @@ def _vendor() -> Traversable:
     return resources.files(__package__) / "vendor"
 
 
-def for_paper(figure: Figure) -> dict[str, Any]:
-    """The chart on white, with a fixed width, and one font throughout."""
+def _for_paper(figure: Figure) -> dict[str, Any]:
+    """Return the chart on white, with a fixed width and one font."""
     spec = figure.spec()
     spec["width"] = WIDTH
     if figure.square:
@@ -74,7 +77,7 @@ def for_paper(figure: Figure) -> dict[str, Any]:
         layer.pop("height", None)
     spec["background"] = "white"
     for parameter in spec.get("params", []):
-        parameter.pop("bind", None)  # a slider has no place on paper
+        parameter.pop("bind", None)  # paper has no sliders
     legend = {"orient": "bottom", "labelLimit": 400, "columns": 1 if "errors" in figure.name else 4}
     legend |= {"titleFontWeight": "normal"}
     spec["config"] = {"font": FONT, "legend": legend, "axis": {"titleFontWeight": "normal"}, "view": {"stroke": None}}
@@ -82,7 +85,7 @@ def for_paper(figure: Figure) -> dict[str, Any]:
 
 
 def _with_font(svg: str, font: str) -> str:
-    """The SVG with the font it names inside it."""
+    """Embed the font that the SVG names."""
     face = f"@font-face{{font-family:'{FONT}';src:url(data:font/ttf;base64,{font}) format('truetype')}}"
     start = svg.index(">", svg.index("<svg")) + 1
     return f"{svg[:start]}<defs><style>{face}</style></defs>{svg[start:]}"

@@ -1,4 +1,4 @@
-"""What a figure of a report is, and what all of them share. Text takes the page's colour, for light and dark alike."""
+"""A figure of a report, and what all figures share. Text has the page's colour, in light and dark mode alike."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ import numpy as np
 
 Rows = list[dict[str, Any]]
 ERRORS = {
-    "e_n": "new images told wrong, e(n)",
-    "e_on": "old ones taken for new classes, e(o,n)",
-    "e_oo": "old ones taken for other old classes, e(o,o)",
+    "e_n": "new images misclassified, e(n)",
+    "e_on": "old images predicted as new classes, e(o,n)",
+    "e_oo": "old images predicted as other old classes, e(o,o)",
 }
-AFTER, BEFORE, PAPER, FAIR = "after the correction", "before it", "the paper", "fair"
+ERROR_COLOURS = ["#e9c46a", "#e76f51", "#5b8db8"]
+RUN, AFTER, BEFORE = "this run", "after the correction", "before the correction"
+PAPER, TRUE_SHARE = "paper", "test images of new classes"
 STROKES = {
+    RUN: ("#2a9d8f", [1, 0]),
     AFTER: ("#2a9d8f", [1, 0]),
     BEFORE: ("#e76f51", [6, 3]),
     PAPER: ("#888888", [2, 3]),
-    FAIR: ("#888888", [2, 3]),
+    TRUE_SHARE: ("#888888", [2, 3]),
 }
-STEP_COLOURS = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.92]))
 HEIGHT, ROW = 280, 24
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, what it says in words, and its numbers as a table for those who cannot see it."""
+    """A chart, its caption, and its data as a table for readers who cannot see it."""
 
     name: str
     title: str
-    words: str
-    """One or two sentences: what the chart shows, and what it found."""
+    caption: str
+    """One or two sentences: what the chart shows, and the main finding."""
     chart: alt.Chart | alt.LayerChart
     table: Rows = field(default_factory=list)
     square: bool = False
 
     def spec(self) -> dict[str, Any]:
-        return {**self.chart.to_dict(), "description": f"{self.title}. {self.words}"}  # what a screen reader says
+        """Return the Vega-Lite specification; a screen reader reads its description."""
+        return {**self.chart.to_dict(), "description": f"{self.title}. {self.caption}"}
 
 
 def inline(rows: Rows) -> alt.InlineData:
@@ -58,12 +61,19 @@ def steps_axis(name: str = "step", title: str = "step") -> alt.X:
     return alt.X(f"{name}:O", title=title, axis=alt.Axis(labelAngle=0))
 
 
+def learned_in() -> alt.Color:
+    """Return the colour for the step in which a class was learned."""
+    scale = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.92]))
+    return alt.Color("learned:O", title="learned in step", scale=scale, legend=alt.Legend(columns=10))
+
+
 def strokes(order: Sequence[str]) -> dict[str, Any]:
-    """Colour and dashes of lines that are told apart by ``which``, under one legend."""
+    """Return colours and dashes of lines that ``which`` distinguishes, with one legend."""
     colours, dashes = zip(*(STROKES[which] for which in order), strict=True)
+    legend = alt.Legend(symbolType="stroke", symbolSize=300, symbolStrokeWidth=2)
     return {
-        "color": alt.Color("which:N", title=None, scale=alt.Scale(domain=order, range=colours)),
-        "strokeDash": alt.StrokeDash("which:N", title=None, scale=alt.Scale(domain=order, range=dashes)),
+        "color": alt.Color("which:N", title=None, scale=alt.Scale(domain=order, range=colours), legend=legend),
+        "strokeDash": alt.StrokeDash("which:N", title=None, scale=alt.Scale(domain=order, range=dashes), legend=legend),
     }
 
 

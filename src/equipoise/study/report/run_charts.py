@@ -2,75 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import altair as alt
 import numpy as np
 
-from equipoise.study.report.facts import by_age, calibration_error, confusion, from_paper, new_share
+from equipoise.engine.progress import duration
+from equipoise.engine.results import StepResult
+from equipoise.study.report.analysis import accuracy_by_age, calibration_error, confusion, misclassified, new_share
 from equipoise.study.report.figure import (
     AFTER,
     BEFORE,
+    ERROR_COLOURS,
     ERRORS,
-    FAIR,
     PAPER,
-    STEP_COLOURS,
+    RUN,
+    TRUE_SHARE,
     Figure,
     Rows,
     chart_of,
     inline,
+    learned_in,
     percent,
     rounded,
     steps_axis,
     strokes,
 )
-from equipoise.study.report.runs import Run
+from equipoise.study.report.paper import paper_result
+from equipoise.study.report.runs import Array, RunRecord, StepPredictions
 
+T = TypeVar("T")
 PARTS = ("train", "teacher", "evaluation", "herding", "checkpoint", "other")
 
 
-def run_figures(run: Run) -> list[Figure]:
+def run_figures(run: RunRecord) -> list[Figure]:
     figures = [accuracy(run), errors(run)]
-    figures += [fairness(run)] if len(run.rows) > 1 else []
-    figures += [norms(run)] if run.said(len(run.rows))[0].norms is not None else []
+    figures += [fairness(run)] if len(run.steps) > 1 else []
+    figures += [norms(run)] if run.predictions(len(run.steps))[0].norms is not None else []
     figures += confusions(run)
-    figures += [age(run)] if len(run.rows) > 1 else []
+    figures += [age(run)] if len(run.steps) > 1 else []
     return [*figures, calibration(run), cost(run)]
 
 
-def accuracy(run: Run) -> Figure:
-    rows = [{"seen": row["seen"], "top1": row["top1"], "which": AFTER} for row in run.rows]
-    if run.corrects:
-        rows += [{"seen": row["seen"], "top1": row["top1_uncorrected"], "which": BEFORE} for row in run.rows]
-    paper = from_paper(run)
-    if paper and paper.curve:
-        rows += [
-            {"seen": row["seen"], "top1": value, "which": PAPER}
-            for row, value in zip(run.rows, paper.curve, strict=False)
-        ]
-    order = [which for which in (AFTER, BEFORE, PAPER) if any(row["which"] == which for row in rows)]
+def _states(run: RunRecord, after: T, before: T) -> list[tuple[str, T]]:
+    """Name what is drawn: after and before the correction, or only the run itself if there is none."""
+    return [(AFTER, after), (BEFORE, before)] if run.corrected else [(RUN, after)]
+
+
+def accuracy(run: RunRecord) -> Figure:
+    last, first = run.steps[-1], run.steps[0]
+    rows: Rows = []
+    table: Rows = []
+    for step in run.steps:
+        found = _states(run, step.accuracy, step.accuracy_uncorrected)
+        rows += [{"seen": step.seen, "accuracy": value, "which": which} for which, value in found]
+        table.append({"classes": step.seen, **{which: rounded(value) for which, value in found}})
+    paper = paper_result(run)
+    for step, value in zip(run.steps, paper.curve if paper and paper.curve else (), strict=False):
+        rows.append({"seen": step.seen, "accuracy": value, "which": PAPER})
+    order = [which for which in (RUN, AFTER, BEFORE, PAPER) if any(row["which"] == which for row in rows)]
     base = chart_of(rows).encode(
-        x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[row["seen"] for row in run.rows])),
-        y=percent("top1", "top-1 accuracy, %"),
+        x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[step.seen for step in run.steps])),
+        y=percent("accuracy", "top-1 accuracy, %"),
         **strokes(order),
-        tooltip=["which:N", "seen:Q", alt.Tooltip("top1:Q", format=".1f")],
+        tooltip=["which:N", "seen:Q", alt.Tooltip("accuracy:Q", format=".1f")],
     )
-    last, first = run.rows[-1], run.rows[0]
-    words = f"Accuracy on all classes seen so far: {first['top1']:.1f} % after step 1, {last['top1']:.1f} % at the end."
-    if run.corrects:
-        words += f" Without the correction it would be {last['top1_uncorrected']:.1f} %."
-    table = [
-        {"classes": row["seen"], AFTER: rounded(row["top1"]), BEFORE: rounded(row["top1_uncorrected"])}
-        for row in run.rows
-    ]
+    caption = (
+        f"Accuracy on all classes seen so far: {first.accuracy:.1f} % after step 1, {last.accuracy:.1f} % at the end."
+    )
+    if run.corrected:
+        caption += f" Without the correction it would be {last.accuracy_uncorrected:.1f} %."
     chart = base.mark_line() + base.mark_point(filled=True, size=50, opacity=1)
-    return Figure("accuracy", "Accuracy as classes arrive", words, chart, table)
+    return Figure("accuracy", "Accuracy as classes arrive", caption, chart, table)
 
 
-def errors(run: Run) -> Figure:
-    states = [(AFTER, "")] + ([(BEFORE, "_uncorrected")] if run.corrects else [])
-    rows = [
-        {"step": row["step"], "when": when, "kind": words, "count": row[f"{name}{suffix}"], "order": i}
-        for row in run.rows
-        for when, suffix in states
+def errors(run: RunRecord) -> Figure:
+    rows: Rows = [
+        {"step": step.step, "when": when, "kind": words, "count": getattr(counts, name), "order": i}
+        for step in run.steps
+        for when, counts in _states(run, step.errors, step.errors_uncorrected)
         for i, (name, words) in enumerate(ERRORS.items())
     ]
     chart = (
@@ -79,85 +90,75 @@ def errors(run: Run) -> Figure:
         .encode(
             x=steps_axis(),
             xOffset=alt.XOffset("when:N", sort=[BEFORE, AFTER]),
-            y=alt.Y("count:Q", title="test images told wrong"),
-            color=alt.Color(
-                "kind:N",
-                title=None,
-                sort=list(ERRORS.values()),
-                scale=alt.Scale(range=["#e9c46a", "#e76f51", "#5b8db8"]),
-            ),
+            y=alt.Y("count:Q", title="misclassified test images"),
+            color=alt.Color("kind:N", title=None, sort=list(ERRORS.values()), scale=alt.Scale(range=ERROR_COLOURS)),
             order="order:Q",
-            opacity=alt.Opacity(
-                "when:N", sort=[AFTER, BEFORE], legend=None, scale=alt.Scale(domain=[AFTER, BEFORE], range=[1, 0.5])
-            ),
+            opacity=alt.condition(f"datum.when == '{BEFORE}'", alt.value(0.5), alt.value(1)),
             tooltip=["when:N", "kind:N", "count:Q"],
         )
     )
-    last = run.rows[-1]
-    words = (
-        f"What the mistakes are. After the last step {last['e_on']} old images are taken for new classes and "
-        f"{last['e_oo']} for other old ones; {last['e_n']} new images are told wrong."
+    last = run.steps[-1]
+    caption = (
+        f"After the last step, {last.errors.e_on} old images are predicted as new classes, {last.errors.e_oo} as other "
+        f"old classes, and {last.errors.e_n} new images are misclassified."
     )
-    if run.corrects:
-        words += (
-            f" Pale, to the left: before the correction, when {last['e_on_uncorrected']} old ones went to new classes."
+    if run.corrected:
+        caption += (
+            f" Pale bars: before the correction, which had {last.errors_uncorrected.e_on} old images predicted as new "
+            "classes."
         )
-    table = [{"step": r["step"], "e(n)": r["e_n"], "e(o,n)": r["e_on"], "e(o,o)": r["e_oo"],
-              "e(n) before": r["e_n_uncorrected"], "e(o,n) before": r["e_on_uncorrected"],
-              "e(o,o) before": r["e_oo_uncorrected"]} for r in run.rows]  # fmt: skip
-    return Figure("errors", "What the mistakes are", words, chart, table)
+    table = [_error_row(run, step) for step in run.steps]
+    return Figure("errors", "Misclassified images", caption, chart, table)
 
 
-def fairness(run: Run) -> Figure:
+def _error_row(run: RunRecord, step: StepResult) -> dict[str, int]:
+    row = {"step": step.step}
+    for when, counts in _states(run, step.errors, step.errors_uncorrected):
+        suffix = " before" if when == BEFORE else ""
+        row |= {f"e(n){suffix}": counts.e_n, f"e(o,n){suffix}": counts.e_on, f"e(o,o){suffix}": counts.e_oo}
+    return row
+
+
+def fairness(run: RunRecord) -> Figure:
     rows: Rows = []
     table: Rows = []
-    for row in run.rows[1:]:
-        old = row["seen"] - row["new"]
-        after, before = run.said(row["step"])
-        (share, fair), (share_before, _) = new_share(after, old), new_share(before, old)
-        rows += [
-            {"step": row["step"], "share": share, "which": AFTER},
-            {"step": row["step"], "share": fair, "which": FAIR},
-        ]
-        rows += [{"step": row["step"], "share": share_before, "which": BEFORE}] if run.corrects else []
-        table.append({"step": row["step"], "fair": rounded(fair), AFTER: rounded(share), BEFORE: rounded(share_before)})
-    order = [AFTER, BEFORE, FAIR] if run.corrects else [AFTER, FAIR]
+    for step in run.steps[1:]:
+        old = step.seen - step.new
+        found = [(which, *new_share(made, old)) for which, made in _states(run, *run.predictions(step.step))]
+        rows += [{"step": step.step, "share": share, "which": which} for which, share, _ in found]
+        true_share = found[0][2]
+        rows.append({"step": step.step, "share": true_share, "which": TRUE_SHARE})
+        shares = {which: rounded(share) for which, share, _ in found}
+        table.append({"step": step.step, TRUE_SHARE: rounded(true_share), **shares})
+    order = [which for which, _ in _states(run, None, None)] + [TRUE_SHARE]
     base = chart_of(rows).encode(
         x=steps_axis(),
-        y=alt.Y("share:Q", title="predictions that name a new class, %", scale=alt.Scale(domain=[0, 100])),
+        y=alt.Y("share:Q", title="predictions of new classes, %", scale=alt.Scale(domain=[0, 100])),
         **strokes(order),
         tooltip=["which:N", "step:O", alt.Tooltip("share:Q", format=".1f")],
     )
     end = table[-1]
-    words = (
-        f"How biased the model is. {end['fair']} % of the last test images are of new classes, "
-        f"and {end[AFTER]} % of the predictions name one"
+    caption = (
+        f"A fair model predicts new classes as often as they occur. After the last step they are {end[TRUE_SHARE]} % "
+        f"of the test images and {end[order[0]]} % of the predictions"
     )
-    words += f"; before the correction it was {end[BEFORE]} %." if run.corrects else "."
+    caption += f"; before the correction, {end[BEFORE]} %." if run.corrected else "."
     chart = base.mark_line() + base.mark_point(filled=True, size=50, opacity=1)
-    return Figure("fairness", "Does it favour the new?", words, chart, table)
+    return Figure("fairness", "Bias towards new classes", caption, chart, table)
 
 
-def norms(run: Run) -> Figure:
-    rows: Rows = []
-    for row in run.rows:
-        after, before = run.said(row["step"])
-        for when, said in ((AFTER, after), (BEFORE, before)) if run.corrects else ((AFTER, after),):
-            if said.norms is not None:
-                rows += [
-                    {
-                        "at": row["step"],
-                        "when": when,
-                        "class": c,
-                        "norm": rounded(value, 4),
-                        "learned": int(run.step_of[c]),
-                    }
-                    for c, value in enumerate(said.norms)
-                ]
+def norms(run: RunRecord) -> Figure:
+    rows: Rows = [
+        {"at": step.step, "when": when, "class": c, "norm": rounded(value, 4), "learned": int(run.step_of[c])}
+        for step in run.steps
+        for when, made in _states(run, *run.predictions(step.step))
+        for c, value in enumerate(() if made.norms is None else made.norms)
+    ]
     at = alt.param(
-        name="at", value=len(run.rows), bind=alt.binding_range(min=1, max=len(run.rows), step=1, name="after step ")
+        name="at", value=len(run.steps), bind=alt.binding_range(min=1, max=len(run.steps), step=1, name="after step ")
     )
     names = inline([{"class": c, "name": name} for c, name in enumerate(run.names)])
+    shapes = alt.Scale(domain=[RUN, AFTER, BEFORE], range=["circle", "circle", "triangle-up"])
     chart = (
         chart_of(rows)
         .mark_point(filled=True, size=45, opacity=1)
@@ -169,130 +170,135 @@ def norms(run: Run) -> Figure:
                 axis=alt.Axis(tickMinStep=1),
             ),
             y=alt.Y("norm:Q", title=f"L{run.norm} norm of the class's weights"),
-            color=alt.Color("learned:O", title="learned in step", scale=STEP_COLOURS),
-            shape=alt.Shape(
-                "when:N", title=None, sort=[AFTER, BEFORE],
-                scale=alt.Scale(domain=[AFTER, BEFORE], range=["circle", "triangle-up"]),
-            ),
+            color=learned_in(),
+            shape=alt.Shape("when:N", title=None, scale=shapes, legend=alt.Legend(values=[AFTER, BEFORE]))
+            if run.corrected else alt.value("circle"),
             tooltip=["name:N", "when:N", "learned:O", alt.Tooltip("norm:Q", format=".3f")],
         )
         .add_params(at)
     )  # fmt: skip
-    last = run.rows[-1]
-    words = "Norm of the weights of each class, after the step that the slider names."
-    if last.get("norms_old") is not None and last.get("norms_new") is not None:
-        means = f"{last['norms_old']:.3g} for old classes and {last['norms_new']:.3g} for new ones"
-        words += f" Training the last step left a mean of {means}."
-    if last["gamma"] is not None:
-        words += f" The correction multiplied the new ones by γ = {last['gamma']:.3f}."
-    table = [{"step": r["step"], "old": rounded(r.get("norms_old"), 4), "new": rounded(r.get("norms_new"), 4),
-              "γ": rounded(r["gamma"], 4)} for r in run.rows]  # fmt: skip
-    return Figure("norms", "Weights of old and new classes", words, chart, table)
+    last = run.steps[-1]
+    caption = "Norm of the weights of each class after the step that the slider selects."
+    if last.norms_old is not None and last.norms_new is not None:
+        means = f"{last.norms_old:.3g} for old classes and {last.norms_new:.3g} for new ones"
+        caption += f" The mean after training the last step is {means}."
+    if last.gamma is not None:
+        caption += f" The correction multiplies the weights of new classes by γ = {last.gamma:.3f}."
+    table = [{"step": step.step, "old": rounded(step.norms_old, 4), "new": rounded(step.norms_new, 4),
+              "γ": rounded(step.gamma, 4)} for step in run.steps]  # fmt: skip
+    return Figure("norms", "Weight norms of old and new classes", caption, chart, table)
 
 
-def confusions(run: Run) -> list[Figure]:
-    after, before = run.said(len(run.rows))
-    states = [("confusion", AFTER, after)]
-    states += [("confusion-before", "before the correction", before)] if run.corrects else []
-    bounds = [{"at": int(b)} for b in np.cumsum([0, *run.sizes])]
+def confusions(run: RunRecord) -> list[Figure]:
+    after, before = run.predictions(len(run.steps))
+    if not run.corrected:
+        return [_confusion_figure(run, "confusion", "Confusion matrix", after)]
+    return [
+        _confusion_figure(run, "confusion", f"Confusion matrix {AFTER}", after),
+        _confusion_figure(run, "confusion-before", f"Confusion matrix {BEFORE}", before),
+    ]
+
+
+def _confusion_figure(run: RunRecord, name: str, title: str, made: StepPredictions) -> Figure:
+    wrong = misclassified(made, run.seen)
+    pairs = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:5]]
+    table: Rows = [
+        {"true class": run.names[i], "predicted as": run.names[j], "images": int(wrong[i, j])}
+        for i, j in pairs
+        if wrong[i, j]
+    ]
+    listed = [f"{_short(row['true class'])} as {_short(row['predicted as'])} ({row['images']})" for row in table]
+    caption = "The stronger the colour, the more images, as log(1 + n)."
+    caption += f" Most frequent errors: {', '.join(listed)}." if listed else " No image is misclassified."
+    return Figure(name, title, caption, _matrix(run, confusion(made, run.seen)), table, square=True)
+
+
+def _matrix(run: RunRecord, counts: Array) -> alt.LayerChart:
+    cells: Rows = [{"t": int(i), "p": int(j), "n": int(counts[i, j])} for i, j in zip(*counts.nonzero(), strict=True)]
+    bounds = [int(bound) for bound in np.cumsum([0, *run.sizes])]
     names = inline([{"c": c, "name": name} for c, name in enumerate(run.names)])
-    figures = []
-    for name, when, said in states:
-        counts = confusion(said, run.seen)
-        cells = [{"t": int(i), "p": int(j), "n": int(counts[i, j])} for i, j in zip(*counts.nonzero(), strict=True)]
-        domain = alt.Scale(domain=[0, run.seen], nice=False)
-        matrix = (
-            chart_of(cells)
-            .mark_rect(color="#e76f51", strokeWidth=0)
-            .transform_calculate(t2="datum.t + 1", p2="datum.p + 1", depth="log(1 + datum.n)")
-            .transform_lookup("t", alt.LookupData(names, "c", ["name"]), as_=["true class"])
-            .transform_lookup("p", alt.LookupData(names, "c", ["name"]), as_=["taken for"])
-            .encode(
-                x=alt.X("p:Q", title="said", scale=domain, axis=alt.Axis(values=[b["at"] for b in bounds], grid=False)),
-                x2="p2:Q",
-                y=alt.Y("t:Q", title="true", scale=alt.Scale(domain=[run.seen, 0], nice=False),
-                        axis=alt.Axis(values=[b["at"] for b in bounds], grid=False)),
-                y2="t2:Q",
-                opacity=alt.Opacity("depth:Q", legend=None, scale=alt.Scale(range=[0.12, 1], zero=True)),
-                tooltip=[alt.Tooltip("true class:N"), alt.Tooltip("taken for:N"), alt.Tooltip("n:Q", title="images")],
-            )
-        )  # fmt: skip
-        lines = alt.Chart(inline(bounds[1:-1])).mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
-        chart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
-        wrong = counts - np.diag(counts.diagonal())
-        worst = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:5]]
-        listed = [f"{_short(run.names[i])} as {_short(run.names[j])} ({wrong[i, j]})" for i, j in worst if wrong[i, j]]
-        words = "The stronger the colour, the more images: log(1 + n). "
-        words += f"Most often mistaken: {', '.join(listed) or 'nothing'}."
-        title = f"Confusion {when}" if run.corrects else "Confusion"
-        table = [
-            {"true": run.names[i], "said": run.names[j], "images": int(wrong[i, j])} for i, j in worst if wrong[i, j]
-        ]
-        figures.append(Figure(name, title, words, chart, table, square=True))
-    return figures
+    axis, domain = alt.Axis(values=bounds, grid=False), alt.Scale(domain=[0, run.seen], nice=False)
+    matrix = (
+        chart_of(cells)
+        .mark_rect(color="#e76f51", strokeWidth=0)
+        .transform_calculate(t2="datum.t + 1", p2="datum.p + 1", depth="log(1 + datum.n)")
+        .transform_lookup("t", alt.LookupData(names, "c", ["name"]), as_=["true class"])
+        .transform_lookup("p", alt.LookupData(names, "c", ["name"]), as_=["predicted as"])
+        .encode(
+            x=alt.X("p:Q", title="predicted class", scale=domain, axis=axis),
+            x2="p2:Q",
+            y=alt.Y("t:Q", title="true class", scale=alt.Scale(domain=[run.seen, 0], nice=False), axis=axis),
+            y2="t2:Q",
+            opacity=alt.Opacity("depth:Q", legend=None, scale=alt.Scale(range=[0.12, 1], zero=True)),
+            tooltip=[alt.Tooltip("true class:N"), alt.Tooltip("predicted as:N"), alt.Tooltip("n:Q", title="images")],
+        )
+    )
+    lines = alt.Chart(inline([{"at": bound} for bound in bounds[1:-1]]))
+    lines = lines.mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
+    return matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
 
 
 def _short(name: str) -> str:
     return name if len(name) <= 40 else name[:39] + "…"
 
 
-def age(run: Run) -> Figure:
-    rows = by_age(run)
+def age(run: RunRecord) -> Figure:
+    rows = accuracy_by_age(run)
     base = chart_of(rows).encode(x=alt.X("age:O", title="steps since a class was learned", axis=alt.Axis(labelAngle=0)))
     lines = base.mark_line(point=True).encode(
         y=percent("accuracy", "accuracy, %"),
-        color=alt.Color("learned:O", title="learned in step", scale=STEP_COLOURS),
+        color=learned_in(),
         tooltip=["learned:O", "age:O", alt.Tooltip("accuracy:Q", format=".1f")],
     )
     mean = base.mark_line(color="gray", strokeDash=[4, 4]).encode(y="mean(accuracy):Q")
-    ages: dict[int, list[float]] = {}
-    for row in rows:
-        ages.setdefault(row["age"], []).append(row["accuracy"])
-    means = {a: float(np.mean(values)) for a, values in sorted(ages.items())}
-    oldest = max(means)
-    words = (
-        f"Classes are told right {means[0]:.1f} % of the time when they are new, and {means[oldest]:.1f} % "
-        f"when {oldest} steps have passed. Dashed: the mean over all."
+    means = {age: _mean([row["accuracy"] for row in rows if row["age"] == age]) for age in {row["age"] for row in rows}}
+    youngest, oldest = min(means), max(means)
+    caption = (
+        f"Mean accuracy of classes: {means[youngest]:.1f} % when they are new and {means[oldest]:.1f} % "
+        f"{oldest} step{'s' if oldest > 1 else ''} later. Dashed: mean over all steps."
     )
-    return Figure(
-        "age", "What becomes of a class as it ages", words, lines + mean,
-        [{"age": a, "mean accuracy": rounded(value)} for a, value in means.items()],
-    )  # fmt: skip
+    table: Rows = [{"age": age, "mean accuracy": rounded(means[age])} for age in sorted(means)]
+    return Figure("age", "Accuracy of classes as they age", caption, lines + mean, table)
 
 
-def calibration(run: Run) -> Figure:
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def calibration(run: RunRecord) -> Figure:
     rows: Rows = []
     table: Rows = []
-    for row in run.rows:
-        after, _ = run.said(row["step"])
-        is_old = after.labels < row["seen"] - row["new"]
-        found = {"old classes": calibration_error(after, is_old), "new classes": calibration_error(after, ~is_old)}
-        rows += [
-            {"step": row["step"], "which": which, "ece": value} for which, value in found.items() if value is not None
-        ]
-        table.append({"step": row["step"], **{which: rounded(value) for which, value in found.items()}})
+    for step in run.steps:
+        made, _ = run.predictions(step.step)
+        is_old = made.labels < step.seen - step.new
+        found = {"old classes": calibration_error(made, is_old), "new classes": calibration_error(made, ~is_old)}
+        rows += [{"step": step.step, "which": which, "ece": ece} for which, ece in found.items() if ece is not None]
+        table.append({"step": step.step, **{which: rounded(ece) for which, ece in found.items()}})
+    colours = alt.Scale(domain=["old classes", "new classes"], range=["#5b8db8", "#e76f51"])
     chart = (
         chart_of(rows)
         .mark_line(point=True)
         .encode(
             x=steps_axis(),
-            y=alt.Y("ece:Q", title="calibration error, points"),
-            color=alt.Color("which:N", title=None, scale=alt.Scale(
-                domain=["old classes", "new classes"], range=["#5b8db8", "#e76f51"])),
+            y=alt.Y("ece:Q", title="expected calibration error, points"),
+            color=alt.Color("which:N", title=None, scale=colours),
             tooltip=["which:N", "step:O", alt.Tooltip("ece:Q", format=".1f")],
         )
-    )  # fmt: skip
-    end = table[-1]
-    told = [f"{end[which]} points for {which}" for which in ("old classes", "new classes") if end[which] is not None]
-    words = f"How far confidence and accuracy lie apart (0 is perfect): {' and '.join(told)} after the last step."
-    return Figure("calibration", "Does it know how sure it is?", words, chart, table)
+    )
+    shown = [
+        f"{value} points for {which}" for which, value in table[-1].items() if which != "step" and value is not None
+    ]
+    caption = f"Mean gap between confidence and accuracy (0 is best) after the last step: {' and '.join(shown)}."
+    return Figure("calibration", "Calibration", caption, chart, table)
 
 
-def cost(run: Run) -> Figure:
-    rows = [
-        {"step": row["step"], "part": part, "seconds": seconds, "order": PARTS.index(part)}
-        for row in run.rows
-        for part, seconds in row.get("seconds_by_part", {"train": row["seconds"]}).items()
+def cost(run: RunRecord) -> Figure:
+    parts = [step.seconds_by_part or {"train": step.seconds} for step in run.steps]
+    rows: Rows = [
+        {"step": step.step, "part": part, "seconds": found[part], "order": i}
+        for step, found in zip(run.steps, parts, strict=True)
+        for i, part in enumerate(PARTS)
+        if part in found
     ]
     chart = (
         chart_of(rows)
@@ -304,13 +310,17 @@ def cost(run: Run) -> Figure:
             order="order:Q",
             tooltip=["part:N", alt.Tooltip("seconds:Q", format=".2f")],
         )
-    )  # fmt: skip
-    total = sum(row["seconds"] for row in run.rows)
-    peak = max((row.get("memory_peak_mb", 0.0) for row in run.rows), default=0.0)
-    words = f"{total:.0f} seconds in all" + (f"; at most {peak:,.0f} MB of memory were in use." if peak else ".")
-    table = [
-        {"step": r["step"], **{part: rounded(r.get("seconds_by_part", {}).get(part), 2) for part in PARTS},
-         "images/s": rounded(r["images_per_second"], 0), "peak MB": rounded(r.get("memory_peak_mb"), 0)}
-        for r in run.rows
-    ]  # fmt: skip
-    return Figure("cost", "Where the time went", words, chart, table)
+    )
+    total = sum(step.seconds for step in run.steps)
+    peak = max(step.memory_peak_mb for step in run.steps)
+    caption = f"{duration(total)} in total" + (f", with a peak memory of {peak:,.0f} MB." if peak else ".")
+    table: Rows = [
+        {
+            "step": step.step,
+            **{part: rounded(found.get(part), 2) for part in PARTS},
+            "images/s": rounded(step.images_per_second, 0),
+            "peak MB": rounded(step.memory_peak_mb or None, 0),
+        }
+        for step, found in zip(run.steps, parts, strict=True)
+    ]
+    return Figure("cost", "Time per step", caption, chart, table)

@@ -1,5 +1,5 @@
 "use strict";
-// Text and lines of the charts take the page's own colour, so that light, dark and print need no second drawing.
+// Text and lines of the charts have the page's own colour, so one drawing serves light mode, dark mode and print.
 const config = {
   background: "transparent", font: "system-ui, -apple-system, Segoe UI, sans-serif", view: { stroke: null },
   axis: { labelColor: "currentColor", titleColor: "currentColor", domainColor: "gray", tickColor: "gray", gridColor: "rgba(128,128,128,.22)", titleFontWeight: "normal" },
@@ -12,26 +12,26 @@ async function draw(element) {
   delete spec.config;
   if (element.closest(".square")) spec.height = Math.min(element.clientWidth, 460) - 60;
   const narrow = element.clientWidth < 480;
-  config.legend.columns = name === "errors" || name === "last-errors" ? 1 : element.clientWidth < 340 ? 1 : narrow ? 2 : 6;
+  config.legend.columns = name.endsWith("errors") || element.clientWidth < 340 ? 1 : narrow ? 2 : 6;
+  config.legend.layout = { bottom: { direction: narrow ? "vertical" : "horizontal", anchor: "start", margin: 8 } };
   const { view } = await vegaEmbed(element, spec, { actions: false, renderer: "svg", config });
   views[name] = view;
-  if (name.startsWith("confusion")) view.addEventListener("click", (event, item) => item && item.datum && "t" in item.datum && listWorst(name, item.datum.t));
+  if (name.startsWith("confusion")) view.addEventListener("click", (event, item) => item && item.datum && "t" in item.datum && listErrors(name, item.datum.t));
 }
-function listWorst(matrix, label) {
-  const { names, steps, worst } = JSON.parse(document.getElementById("confusions").textContent);
-  const panel = document.getElementById("worst");
-  panel.replaceChildren();
+function listErrors(matrix, label) {
+  const { names, steps, predicted_as: lists } = JSON.parse(document.getElementById("confusions").textContent);
+  const panel = document.getElementById("predicted-as");
   const title = document.createElement("b");
-  title.textContent = `${names[label]} (learned in step ${steps[label]})` + (matrix === "confusion-before" ? ", before the correction" : "");
+  const when = matrix === "confusion-before" ? ", before the correction" : "";
+  const name = `${names[label]} (learned in step ${steps[label]})`;
   const list = document.createElement("ol");
-  for (const [said, images] of worst[matrix][label]) {
+  for (const [predicted, images] of lists[matrix][label]) {
     const line = document.createElement("li");
-    line.textContent = `${names[said]}: ${images} image${images === 1 ? "" : "s"} (step ${steps[said]})`;
+    line.textContent = `${names[predicted]}: ${images} image${images === 1 ? "" : "s"} (step ${steps[predicted]})`;
     list.append(line);
   }
-  const text = document.createElement("p");
-  text.textContent = "is never taken for another class.";
-  panel.append(title, list.children.length ? list : text);
+  title.textContent = name + (list.children.length ? " is also predicted as" : " is never misclassified") + when;
+  panel.replaceChildren(title, list);
   panel.hidden = false;
 }
 function value(row, column, kind) {
@@ -60,7 +60,7 @@ if (search) search.addEventListener("input", () => {
 (async () => {
   for (const element of document.querySelectorAll(".chart")) {
     await draw(element);
-    await new Promise(done => setTimeout(done));  // let the page be read while it draws
+    await new Promise(done => setTimeout(done));  // keep the page responsive while it draws
   }
   document.documentElement.dataset.drawn = "yes";
 })();

@@ -1,0 +1,248 @@
+"""What the commands for models print."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.app.card import describe_classes, describe_step, percent
+from equipoise.app.learn import LearnListener
+from equipoise.app.model import Model
+from equipoise.app.photo_folder import FolderScan, SkippedFile
+from equipoise.app.predict import Prediction
+from equipoise.app.step_plan import StepPlan
+from equipoise.engine.progress import ProgressBar, duration
+from equipoise.engine.results import StepResult
+from equipoise.errors import DataError
+
+LISTED = 20
+"""Skipped files that are listed one by one."""
+
+
+class LearnConsole(ProgressBar, LearnListener):
+    """Shows a step from reading the folder to its accuracy."""
+
+    def reading(self, found: FolderScan) -> None:
+        self.files, self.read, self.reading_since = len(found), 0, time.monotonic()
+        self.last_update = 0.0
+        if self.console.is_terminal and not self.quiet:
+            self.status = self.console.status("reading images")
+            self.status.start()
+
+    def decoded(self, count: int) -> None:
+        self.read += count
+        spent = time.monotonic() - self.reading_since
+        if self.quiet or spent - self.last_update < 1 or self.read % 16:
+            return
+        left = duration(spent / self.read * (self.files - self.read))
+        line = f"reading images: {self.read:,} of {self.files:,}, {left} left"
+        if self.console.is_terminal:
+            self.last_update = spent
+            self.status.update(line)
+        elif spent - self.last_update > 5:
+            self.last_update = spent
+            self.console.print(f"  {line}", style="dim")
+
+    def note(self, text: str) -> None:
+        self._end_reading()
+        self.console.print(text, soft_wrap=True)
+
+    def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
+        self._end_reading()
+        if not self.quiet:
+            self.console.print(skipped_text(found.skipped), soft_wrap=True, end="")
+            for line in plan_lines(plan, seconds, epochs_done):
+                self.console.print(line, soft_wrap=True)
+        self.start([plan.load])
+
+    def _end_reading(self) -> None:
+        if hasattr(self, "status"):
+            self.status.stop()
+            del self.status
+
+    def learned(self, result: StepResult, model: Model) -> None:
+        self.close()
+        for line in result_lines(result):
+            self.console.print(line, soft_wrap=True)
+
+    def close(self) -> None:
+        self._end_reading()
+        super().close()
+
+
+class LearnJson(LearnListener):
+    """Prints one JSON object: the plan of a dry run or the step's result, with all skipped files."""
+
+    def __init__(self, dry_run: bool) -> None:
+        self.dry_run = dry_run
+
+    def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
+        self.found = found
+        if self.dry_run:
+            self._print({
+                "classes": plan.added,
+                "extended": plan.extended,
+                "images": len(plan.step.images),
+                "exemplars": len(plan.images) - len(plan.step.images),
+                "held_out": plan.held,
+                "epochs": plan.epochs,
+                "seconds": round(seconds, 1),
+            })  # fmt: skip
+
+    def learned(self, result: StepResult, model: Model) -> None:
+        self._print(result.to_dict())
+
+    def _print(self, facts: dict[str, Any]) -> None:
+        print(json.dumps(facts | {"skipped": skipped_list(self.found)}, ensure_ascii=False))
+
+
+def skipped_list(found: FolderScan) -> list[dict[str, str]]:
+    """Return the skipped files for JSON."""
+    return [{"path": entry.path, "reason": entry.reason} for entry in found.skipped]
+
+
+def skipped_text(entries: Sequence[SkippedFile]) -> str:
+    """List the skipped files for people."""
+    if not entries:
+        return ""
+    lines = [f"skipped {len(entries)} files:"]
+    lines += [f"  {escape(entry.path)}: {escape(entry.reason)}" for entry in entries[:LISTED]]
+    if len(entries) > LISTED:
+        lines.append(f"  … and {len(entries) - LISTED} more (--json lists all)")
+    return "\n".join(lines) + "\n"
+
+
+def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
+    """Describe a step before it starts."""
+    model, step = plan.model, plan.step
+    settings = model.settings
+    rehearsed = len(plan.images) - len(step.images)
+    beside = f" and {rehearsed:,} exemplars of {step.old} old classes" if step.old else ""
+    lines = [
+        f"[bold]step {len(model.steps) + 1}[/]: {escape(describe_classes(plan.added, plan.extended, most=8))}",
+        f"  training on {len(step.images):,} images{beside}, {plan.held:,} held out",
+        f"  {settings.method}, {settings.net.backbone}, {model.shape[1]} × {model.shape[2]} pixels, "
+        f"{plan.epochs} epochs: about {duration(seconds)}",
+    ]
+    if epochs_done:
+        lines.append(f"  continuing after {epochs_done} epochs of an interrupted step")
+    return lines
+
+
+def result_lines(result: StepResult) -> list[str]:
+    """Describe the result of a step."""
+    if result.accuracy is None:
+        return ["[bold]done[/]; accuracy unknown, because no images were held out"]
+    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/] on {result.total_old + result.total_new} held-out images"]
+    if result.total_old and result.total_new:
+        if result.gamma is not None:
+            lines[0] += f" ({percent(result.accuracy_uncorrected)} before the correction)"
+        gamma = "" if result.gamma is None else f", γ {result.gamma:.3f}"
+        errors = result.errors
+        lines += [
+            f"  old classes {percent(result.accuracy_old)}, new classes {percent(result.accuracy_new)}{gamma}",
+            f"  misclassified: {errors.e_on} old images predicted as new classes, {errors.e_oo} as other old classes; "
+            f"{errors.e_no} new images predicted as old classes, {errors.e_n - errors.e_no} as other new classes",
+        ]
+    if result.warning:
+        lines.append(f"[yellow]warning[/]: {escape(result.warning)}")
+        lines.append("  try more exemplars (--memory) or another --method; `equipoise undo` reverts the step")
+    return lines
+
+
+def print_predictions(predictions: Iterable[Prediction], top: int, form: Literal["text", "json", "csv"]) -> None:
+    """Print predictions as they come; at the end, an error says how many images could not be read."""
+    failed = total = 0
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    if form == "csv":
+        numbers = ["" if rank == 1 else f"_{rank}" for rank in range(1, top + 1)]
+        table.writerow(["path", *(f"{name}{n}" for n in numbers for name in ("class", "probability"))])
+    show_count = sys.stderr.isatty() and not sys.stdout.isatty()
+    last_count = time.monotonic()
+    for one in predictions:
+        total += 1
+        if show_count and time.monotonic() - last_count > 1:
+            last_count = time.monotonic()
+            print(f"\r{total:,} images", end="", file=sys.stderr, flush=True)
+        failed += one.error is not None
+        if form == "json":
+            print(json.dumps(one.to_dict(), ensure_ascii=False))
+        elif one.error is not None:
+            print(f"equipoise: {one.path}: {one.error}", file=sys.stderr)
+        elif form == "csv":
+            table.writerow([one.path, *(cell for name, value in one.classes for cell in (name, f"{value:.6f}"))])
+        else:
+            print(f"{one.path}  " + "  ".join(f"{name} {value:.1%}" for name, value in one.classes))
+    if show_count:
+        print("\r", end="", file=sys.stderr)
+    if failed:
+        raise DataError(f"cannot read {failed} of {total} images")
+
+
+def history_rows(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
+    """Return one row per step: accuracy of its classes then and now."""
+    now = {result.name: result for result in steps[-1].per_class}
+    rows = []
+    for step in steps:
+        mine = [now[name] for name in (*step.classes, *step.extended) if name in now]
+        total = sum(result.total or 0 for result in mine)
+        rows.append({
+            "step": step.step,
+            "finished": step.finished,
+            "kind": step.kind,
+            "classes": step.classes,
+            "extended": step.extended,
+            "images": step.images if step.kind == "learn" else None,
+            "accuracy_then": step.accuracy_new,
+            "accuracy_now": 100 * sum(result.correct or 0 for result in mine) / total if total else None,
+            "accuracy": step.accuracy,
+            "gamma": step.gamma,
+            "warning": step.warning,
+        })  # fmt: skip
+    return rows
+
+
+def history_table(steps: Sequence[StepResult]) -> Table:
+    """Return the history for people."""
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("step", "date", "what", "images", "then", "now", "all", "γ"):
+        text = heading in ("date", "what")
+        least = 16 if heading == "what" else None
+        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "what", min_width=least)
+    for step, row in zip(steps, history_rows(steps), strict=True):
+        table.add_row(
+            str(step.step),
+            step.finished[:10],
+            escape(describe_step(step)),
+            "–" if row["images"] is None else f"{row['images']:,}",
+            percent(row["accuracy_then"]),
+            percent(row["accuracy_now"]),
+            percent(row["accuracy"]),
+            "–" if step.gamma is None else f"{step.gamma:.3f}",
+        )
+    return table
+
+
+def evaluation_table(facts: Mapping[str, Any]) -> Table:
+    """Return the accuracy per class."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("class", "correct", "total", "accuracy"):
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    for entry in facts["per_class"]:
+        cells = (str(entry["correct"]), str(entry["total"]), percent(entry["accuracy"]))
+        table.add_row(escape(str(entry["name"])), *cells)
+    return table
+
+
+def make_console() -> Console:
+    """Return the console of the commands for models."""
+    return Console(highlight=False)

@@ -1,0 +1,92 @@
+"""What a model consists of: classes, memory, norms, size on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.app.model_dir import LINKED, ModelDir
+from equipoise.app.model_files import KINDS, ModelConfig
+from equipoise.errors import RunError
+
+
+def inspect_model(place: ModelDir) -> dict[str, Any]:
+    """Return all facts about the model in a directory."""
+    return place.consistently(lambda config: _inspect(place, config))
+
+
+def _inspect(place: ModelDir, config: ModelConfig) -> dict[str, Any]:
+    model, images = place.load_version(config), place.images_of(config)
+    norms, last = model.method.weight_norms(1), model.steps[-1]
+    results = {result.name: result for result in last.per_class}
+    return {
+        "directory": str(place.path),
+        "method": model.settings.method,
+        "settings": model.settings.fields,
+        "backbone": model.settings.net.backbone,
+        "parameters": sum(p.numel() for p in model.method.parameters()),
+        "shape": list(model.shape),
+        "steps": len(model.steps),
+        "versions": len(place.history_of(config)),
+        "memory": model.settings.memory["size"],
+        "exemplars": images.count("memory"),
+        "held_out": images.count("holdout"),
+        "bytes": {name: size_of(place, name) for name in (*KINDS, "versions")} | {"total": size_of(place, "")},
+        "accuracy": last.accuracy,
+        "per_class": [
+            {
+                "name": name,
+                "exemplars": len(images.memory[c]),
+                "held_out": len(images.holdout[c]),
+                "correct": results[name].correct if name in results else None,
+                "total": results[name].total if name in results else None,
+                "norm": None if norms is None else round(norms[c].item(), 4),
+            }
+            for c, name in enumerate(model.classes)
+        ],
+    }
+
+
+def size_of(place: ModelDir, folder: str) -> int:
+    """Return bytes on disk; the links at the top do not count."""
+    if folder and not place.directory.is_dir(folder):
+        return 0
+    linked = LINKED if place.directory.is_dir("versions") else ()
+    total = 0
+    for entry in place.directory.walk(folder):
+        if entry.kind == "file" and entry.name not in linked:
+            try:
+                total += place.directory.size(entry.name)
+            except RunError:  # a writer deleted it meanwhile
+                continue
+    return total
+
+
+def inspection_table(facts: Mapping[str, Any]) -> Table:
+    """Return the table of classes."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("class", "exemplars", "held out", "correct", "weight norm"):
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    for entry in facts["per_class"]:
+        correct = "–" if not entry["total"] else f"{entry['correct']} of {entry['total']}"
+        norm = "–" if entry["norm"] is None else f"{entry['norm']:.2f}"
+        table.add_row(escape(str(entry["name"])), str(entry["exemplars"]), str(entry["held_out"]), correct, norm)
+    return table
+
+
+def inspection_lines(facts: Mapping[str, Any]) -> list[str]:
+    """Return the summary."""
+    channels, height, width = facts["shape"]
+    takes = f"{channels} features" if (height, width) == (1, 1) else f"{height} × {width} pixels"
+    size = {name: f"{count / 2**20:,.1f} MB" for name, count in facts["bytes"].items()}
+    return [
+        f"[bold]{escape(facts['directory'])}[/]: {len(facts['per_class'])} classes learned in {facts['steps']} steps",
+        f"  {facts['method']}, {facts['backbone']} with {facts['parameters']:,} parameters, {takes}",
+        f"  {facts['exemplars']:,} exemplars (at most {facts['memory']:,}), {facts['held_out']:,} held-out images, "
+        f"{facts['versions']} versions",
+        f"  {size['total']} on disk: versions {size['versions']}, memory {size['memory']}, holdout {size['holdout']}",
+    ]

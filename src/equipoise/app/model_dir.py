@@ -1,0 +1,328 @@
+"""A model's directory.
+
+config.json          what the model is and which version is current; replacing this file commits a change
+versions/<name>/     one per step: config.json, steps.json (results), images.json (names of images), model.safetensors
+memory/<class>/      exemplars, one file each, named by their pixels
+holdout/<class>/     images that are never trained on
+README.md            the model card
+.step/               the step that is being learned
+
+steps.json, images.json and model.safetensors are also linked at the top, for people and other tools. Readers take no
+lock: they read config.json, then the version that it names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from equipoise.app import card
+from equipoise.app.model import Model, no_images
+from equipoise.app.model_files import (
+    KINDS,
+    VERSION,
+    ModelConfig,
+    ModelImages,
+    read_model_config,
+    read_model_images,
+    read_model_steps,
+)
+from equipoise.app.stored_images import IDENTITY, ending, fetch, folder_name, store
+from equipoise.core import tensors
+from equipoise.core.config import build
+from equipoise.core.directory import MAX_TENSOR_BYTES, TEMPORARY, Directory
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images, TensorStore, digest
+from equipoise.engine.learner import Learner, make_method
+from equipoise.engine.results import FORMAT, Label, StepResult
+from equipoise.engine.settings import Settings, upgrade
+from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.learn.runtime import Runtime
+from equipoise.version import __version__
+
+LINKED = ("steps.json", "images.json", "model.safetensors")
+PENDING = ".step"
+"""Where the current step is checkpointed."""
+VERSION_FILES = re.compile(rf"config\.json|{'|'.join(map(re.escape, LINKED))}|{TEMPORARY.pattern}", re.DOTALL)
+OWNED: dict[str, Any] = {
+    **dict.fromkeys(("config.json", *LINKED, "README.md", ".lock"), "file"),
+    **dict.fromkeys(("versions", *KINDS, PENDING), "dir"),
+}
+"""What equipoise writes into a model directory."""
+T = TypeVar("T")
+
+
+class ModelDir:
+    """A model on disk. Reading needs no lock; to change it, enter ``writing()``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.directory = path, Directory(path)
+
+    @property
+    def exists(self) -> bool:
+        return self.directory.is_file("config.json")
+
+    def check(self) -> None:
+        """Raise an error unless there is a model."""
+        if self.exists:
+            return
+        if self.directory.is_dir(PENDING):
+            raise UsageError(
+                f"{self.path} holds no model yet, only an interrupted first step: run the same `learn` again"
+            )
+        what = "does not exist"
+        if self.directory.is_dir():
+            what = "holds no model"
+        elif self.path.exists():
+            what = "is a file"
+        raise UsageError(f"{self.path} {what}: create a model with `equipoise learn MODEL FOLDER`")
+
+    def check_free(self) -> None:
+        """Raise an error if something else is stored here."""
+        if self.exists:
+            return
+        if self.directory.is_dir():
+            names = [entry.name for entry in self.directory.entries() if not entry.name.endswith(".tmp")]
+            interrupted = ".lock" in names  # an interrupted first step leaves this and our folders
+            others = [name for name in names if not (interrupted and name in OWNED)]
+            if others:
+                raise UsageError(f"{self.path} holds {others[0]} but no model: choose an empty or new directory")
+        elif self.path.exists():
+            raise UsageError(f"{self.path} is a file: choose a directory for the model")
+
+    # ---- reading
+
+    def config(self) -> ModelConfig:
+        """Read config.json."""
+        self.check()
+        return read_model_config(self.directory, "config.json", "restore it from versions/")
+
+    def _file(self, config: ModelConfig, name: str) -> str:
+        """Return the path of a version's file; a plain copy of a model has them only at the top."""
+        folder = f"versions/{config.version}"
+        return f"{folder}/{name}" if self.directory.is_dir(folder) else name
+
+    def consistently(self, read: Callable[[ModelConfig], T]) -> T:
+        """Return ``read(config)`` of the current version; tried again if a writer replaces it meanwhile."""
+        for _ in range(50):
+            config = self.config()
+            try:
+                found = read(config)
+            except (EquipoiseError, OSError):
+                if self.config().version == config.version:
+                    raise
+                continue
+            if self.config().version == config.version:
+                return found
+        raise RunError(f"{self.path} changes faster than it can be read: try again")
+
+    def load(self, runtime: Runtime | None = None, images: bool = False) -> Model:
+        """Return the current model, with exemplars and held-out images if asked for."""
+        return self.consistently(lambda config: self.load_version(config, runtime, images))
+
+    def load_version(self, config: ModelConfig, runtime: Runtime | None = None, images: bool = False) -> Model:
+        """Return the model of one version."""
+        name = self._file(config, "model.safetensors")
+        data = self.directory.read_bytes(name, MAX_TENSOR_BYTES)
+        if digest(data).hex() != config.weights:
+            raise RunError(f"{self.path / name} is damaged or belongs to another model: restore it from a copy")
+        try:
+            settings = Settings.from_identity(config.settings, runtime)
+            memory = settings.make_memory()
+            method = make_method(settings, config.shape, memory, pretrained=False)
+            method.load_state_dict(tensors.parse(data, name))
+            augment = build(Augment, upgrade({"augment": config.augment})["augment"], "augment")
+        except (EquipoiseError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise RunError(f"cannot restore the model in {self.path} ({str(error).splitlines()[0]})") from error
+        learner = Learner(settings, augment, method.eval(), memory)
+        model = Model(learner, config.shape, no_images(config.shape), list(config.classes), self.steps_of(config))
+        if images:
+            self._load_images(model, self.images_of(config))
+        return model
+
+    def _load_images(self, model: Model, names: ModelImages) -> None:
+        """Read all images into one tensor; memory and hold-out are views of it."""
+        found = [(kind, c, n) for kind in KINDS for c, mine in enumerate(names.of(kind)) for n in mine]
+        if not found:
+            return
+        suffix = ending(model.shape, model.holdout.store.dtype)
+        files = [f"{kind}/{folder_name(model.classes[c])}/{name}{suffix}" for kind, c, name in found]
+        pixels = TensorStore(torch.stack(fetch(self.directory, files)))
+        labels = torch.tensor([c for _, c, _ in found])
+        exemplar = torch.tensor([kind == "memory" for kind, _, _ in found])
+        everything = Images(pixels, torch.arange(len(labels)), labels)
+        model.holdout = everything.select(~exemplar)
+        for label in labels[exemplar].unique().tolist():
+            model.memory.exemplars[label] = everything.select(exemplar & (labels == label))
+
+    def images_of(self, config: ModelConfig) -> ModelImages:
+        """Return the names of a version's images."""
+        return read_model_images(self.directory, self._file(config, "images.json"), len(config.classes))
+
+    def steps(self) -> list[StepResult]:
+        """Return the results of all steps."""
+        return self.consistently(self.steps_of)
+
+    def steps_of(self, config: ModelConfig) -> list[StepResult]:
+        """Return the results of all steps up to a version."""
+        return read_model_steps(self.directory, self._file(config, "steps.json"))
+
+    # ---- changing
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Lock the directory and clean up after a killed writer."""
+        try:
+            self.directory.make_dir()
+        except RunError as error:
+            raise UsageError(f"{error}; choose another place for the model") from error
+        self.directory.check_owned(OWNED)
+        with self.directory.lock():
+            if self.exists:
+                self._tidy()
+            yield
+
+    def commit(self, model: Model, fresh: bool = False) -> None:
+        """Make ``model`` the current version; ``fresh`` removes all earlier ones."""
+        current = self.config() if self.exists else None
+        classes = range(len(model.classes))
+        images = ModelImages(*([self._store(kind, model, c) for c in classes] for kind in KINDS))
+        data = tensors.serialize(model.method.state_dict(), {"format": "pt"})
+        weights = digest(data).hex()
+        name = f"{len(model.steps):04d}-{weights[:8]}"
+        previous = current.version if current and not fresh else None
+        if current and previous == name:  # the same version again
+            previous = current.previous
+        config = ModelConfig(
+            format=FORMAT,
+            version=name,
+            previous=previous,
+            weights=weights,
+            shape=model.shape,
+            classes=model.classes,
+            augment=asdict(model.augment),
+            settings=model.settings.identity(),
+            equipoise=__version__,
+        )
+        folder = self.directory.sub(f"versions/{name}")
+        folder.make_dir()
+        folder.write_bytes("model.safetensors", data)
+        folder.write_json("steps.json", [step.to_dict() for step in model.steps])
+        folder.write_json("images.json", asdict(images))
+        folder.write_json("config.json", asdict(config))
+        self.directory.write_json("config.json", asdict(config))  # from here on it is the current version
+        self._tidy()
+
+    def _store(self, kind: str, model: Model, index: int) -> list[str]:
+        images = model.memory.exemplars.get(index) if kind == "memory" else model.held_out(index)
+        if images is None or not len(images):
+            return []
+        pixels = images.read(torch.arange(len(images)))
+        return store(self.directory, f"{kind}/{folder_name(model.classes[index])}", pixels)
+
+    def undo(self) -> StepResult | None:
+        """Go back to the version before; return the result of the undone step, None if it cannot be read."""
+        config = self.config()
+        before = self._before(config)
+        if before is None:
+            raise UsageError(f"{self.path} has no earlier version to go back to")
+        try:
+            undone = self.steps()[-1]
+        except RunError:  # a damaged version is one more reason to go back
+            undone = None
+        self.load_version(before)  # check it before giving up the current one
+        self.images_of(before)
+        self.directory.write_json("config.json", asdict(before))
+        self.abandon_step()
+        self._tidy()
+        return undone
+
+    def abandon_step(self) -> None:
+        """Delete the checkpoint of an interrupted step."""
+        self.directory.remove_tree(PENDING)
+
+    def history_of(self, config: ModelConfig) -> list[ModelConfig]:
+        """Return a version's config and those of all versions before it."""
+        configs = [config]
+        while (before := self._before(configs[-1])) is not None and before not in configs:
+            configs.append(before)
+        return configs
+
+    def _before(self, config: ModelConfig) -> ModelConfig | None:
+        folder = f"versions/{config.previous}"
+        if config.previous is None or not self.directory.is_dir(folder):  # a plain copy may not have it
+            return None
+        return read_model_config(self.directory, f"{folder}/config.json", "restore it from a copy")
+
+    def _tidy(self) -> None:
+        """Update links and card, and delete what no version names."""
+        self.directory.remove_temporary()
+        config = self.config()
+        # A failure here comes after the commit, and is tried again before the next one. If a version is damaged,
+        # nothing is deleted, and `undo` can still go back.
+        with suppress(RunError, OSError):
+            self._update_top(config)
+            history = self.history_of(config)
+            self._delete_versions({config.version for config in history})
+            self._delete_images(self._named_images(history))
+
+    def _update_top(self, config: ModelConfig) -> None:
+        """Link the current version's files at the top and write the card."""
+        for name in LINKED:
+            source = self._file(config, name)
+            if source != name:
+                self.directory.link(source, name)
+        old = self.directory.read_bytes("README.md") if self.directory.exists("README.md") else b""
+        text = card.render(old.decode(errors="surrogateescape"), config, self.steps_of(config), self.images_of(config))
+        new = text.encode(errors="surrogateescape")
+        if new != old:
+            self.directory.write_bytes("README.md", new)
+
+    def _delete_versions(self, keep: set[str]) -> None:
+        for entry in self._entries("versions"):
+            if VERSION.fullmatch(entry) and entry not in keep:
+                self.directory.remove_tree(f"versions/{entry}", VERSION_FILES)
+
+    def _delete_images(self, keep: set[tuple[str, str, str]]) -> None:
+        for kind in KINDS:
+            for folder in self._entries(kind):
+                for file in self._entries(f"{kind}/{folder}"):
+                    name = file.partition(".")[0]
+                    if IDENTITY.fullmatch(name) and (kind, folder.casefold(), name) not in keep:
+                        self.directory.remove(f"{kind}/{folder}/{file}")
+                with suppress(RunError):
+                    self.directory.remove_dir(f"{kind}/{folder}")
+
+    def _entries(self, name: str) -> list[str]:
+        return [entry.name for entry in self.directory.entries(name)] if self.directory.is_dir(name) else []
+
+    def _named_images(self, history: list[ModelConfig]) -> set[tuple[str, str, str]]:
+        """Return kind, folder and name of every image of some versions; some file systems ignore case."""
+        named = set()
+        for config in history:
+            images = self.images_of(config)
+            for kind in KINDS:
+                for label, names in zip(config.classes, images.of(kind), strict=True):
+                    named |= {(kind, folder_name(label).casefold(), name) for name in names}
+        return named
+
+    def image_files(self, label: Label) -> list[str]:
+        """Return the stored images of a class, of all versions."""
+        folders = [f"{kind}/{folder_name(label)}" for kind in KINDS]
+        return [f"{folder}/{file}" for folder in folders for file in self._entries(folder)]
+
+    def copy_to(self, target: Path, memory: bool = True) -> None:
+        """Copy the current version into another directory, with or without its images."""
+        other = ModelDir(target)
+        other.check_free()
+        if other.exists:
+            raise UsageError(f"{target} already holds a model: choose a new directory")
+        model = self.load(images=memory)
+        with other.writing():
+            other.commit(model, fresh=True)

@@ -1,0 +1,108 @@
+"""The JSON files of a model directory, checked when they are read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from equipoise.app.stored_images import IDENTITY
+from equipoise.core.directory import Directory
+from equipoise.engine.learner import Shape
+from equipoise.engine.results import FORMAT, Label, StepResult, read_results
+from equipoise.errors import RunError
+
+VERSION = re.compile(r"\d{4,}-[0-9a-f]{8}")
+"""The name of a version: its number of steps and the beginning of the hash of its weights."""
+KINDS = ("memory", "holdout")
+"""Folders of images."""
+REMEDY = "restore it from a copy, or go back with `equipoise undo`"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The content of config.json."""
+
+    format: int
+    version: str
+    """The version it describes; a directory below versions/."""
+    previous: str | None
+    """The version before, if it is kept."""
+    weights: str
+    """Hash of model.safetensors."""
+    shape: Shape
+    classes: list[Label]
+    augment: dict[str, Any]
+    settings: dict[str, Any]
+    library: str = "equipoise"
+    equipoise: str = ""
+
+    @property
+    def method(self) -> str:
+        return str(self.settings.get("method", ""))
+
+    @property
+    def backbone(self) -> str:
+        net = self.settings.get("net")
+        return str(net.get("backbone", "")) if isinstance(net, dict) else ""
+
+
+@dataclass(frozen=True)
+class ModelImages:
+    """The content of images.json: names of the exemplars and held-out images, by class."""
+
+    memory: list[list[str]]
+    holdout: list[list[str]]
+
+    def of(self, kind: str) -> list[list[str]]:
+        return self.memory if kind == "memory" else self.holdout
+
+    def count(self, kind: str) -> int:
+        return sum(map(len, self.of(kind)))
+
+
+def read_model_config(directory: Directory, name: str, remedy: str) -> ModelConfig:
+    """Read a config.json of this or an older version."""
+    data, where = directory.read_json(name, remedy=remedy), directory.path / name
+    if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > FORMAT:
+        raise RunError(f"{directory.path} was written by a newer equipoise (format {data['format']}): update equipoise")
+    try:
+        config = msgspec.convert(data, ModelConfig)
+        for version in (config.version, config.previous):
+            if version is not None and not VERSION.fullmatch(version):
+                raise ValueError(f"{version!r} is not the name of a version")
+        if not config.classes or min(config.shape) < 1:
+            raise ValueError("it has no classes or no image size")
+        if len({str(name) for name in config.classes}) < len(config.classes):
+            raise ValueError("two classes have the same name")
+    except (msgspec.ValidationError, ValueError) as error:
+        raise RunError(f"{where} is damaged ({error}): {remedy}") from error
+    return config
+
+
+def read_model_images(directory: Directory, name: str, classes: int) -> ModelImages:
+    """Read an images.json."""
+    try:
+        images = msgspec.convert(directory.read_json(name, remedy=REMEDY), ModelImages)
+        for kind in KINDS:
+            if len(images.of(kind)) != classes:
+                raise ValueError(f"{kind} does not list {classes} classes")
+            if not all(IDENTITY.fullmatch(image) for names in images.of(kind) for image in names):
+                raise ValueError(f"{kind} lists a name that is not an image")
+    except (msgspec.ValidationError, ValueError) as error:
+        raise RunError(f"{directory.path / name} is damaged ({error}): {REMEDY}") from error
+    return images
+
+
+def read_model_steps(directory: Directory, name: str) -> list[StepResult]:
+    """Read a steps.json."""
+    where = str(directory.path / name)
+    try:
+        steps = read_results(directory.read_json(name, remedy=REMEDY), where)
+    except RunError as error:
+        raise RunError(f"{error}: {REMEDY}") from error
+    if not steps:
+        raise RunError(f"{where} is damaged (it lists no steps): {REMEDY}")
+    return steps

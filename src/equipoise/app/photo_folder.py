@@ -1,0 +1,239 @@
+"""A folder of photos with one folder per class: which files can be used, which are skipped, and why."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from equipoise.app.stored_images import identify
+from equipoise.data.decoding import DECODE_ERRORS, decode
+from equipoise.data.images import FileStore, Images, TensorStore
+from equipoise.data.index import ENDINGS
+from equipoise.data.prefetch import decoder_pool, map_ahead
+from equipoise.engine.results import Label
+from equipoise.errors import DataError
+
+IN_MEMORY = 2**30
+"""Bytes of pixels to keep in memory; larger folders are decoded again whenever a batch needs them."""
+PARTS = {"train", "test", "val", "valid", "validation"}
+
+
+@dataclass(frozen=True)
+class SkippedFile:
+    """Something in the folder that is not used."""
+
+    path: str
+    reason: str
+
+
+@dataclass
+class FolderScan:
+    """The content of a folder, by name only."""
+
+    root: Path
+    classes: dict[str, list[str]] = field(default_factory=dict)
+    """Files of each class, sorted by name."""
+    skipped: list[SkippedFile] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return sum(len(files) for files in self.classes.values())
+
+    def skip(self, path: str | os.PathLike[str], reason: str) -> None:
+        """Record that a file is not used."""
+        self.skipped.append(SkippedFile(printable(os.path.relpath(path, self.root)), reason))
+
+
+def printable(name: str) -> str:
+    """Return a file name as valid Unicode, even if its bytes are not UTF-8."""
+    return unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", "backslashreplace"))
+
+
+def scan_folder(root: Path) -> FolderScan:
+    """List the class folders and the files in them that look like images."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a directory: choose one with a folder of images per class")
+    found = FolderScan(root)
+    try:
+        entries = _entries(root)
+    except OSError as error:
+        raise DataError(f"cannot read {root} ({error.strerror}): check its permissions") from error
+    for entry in entries:
+        if _is_dir(entry):
+            files = _files(entry, found)
+            found.classes.setdefault(printable(entry.name), []).extend(files)
+        else:
+            found.skip(entry.path, _problem(entry) or "it is outside the class folders")
+    for name in [name for name, files in found.classes.items() if not files]:
+        del found.classes[name]
+        found.skip(root / name, "the class has no images")
+    _reject_splits(root)
+    if not found.classes:
+        raise DataError(
+            f"no class folders with images found in {root}: create one per class, for example {root}/cat/tom.jpg"
+        )
+    return found
+
+
+def _reject_splits(root: Path) -> None:
+    """Raise an error for a data set with train and test folders. A class folder called train holds no folders."""
+    inside = [entry for entry in _entries(root) if _is_dir(entry)]
+    if inside and {entry.name.lower() for entry in inside} <= PARTS and any(map(_holds_folders, inside)):
+        part = min(inside, key=lambda entry: (entry.name.lower() != "train", entry.name))
+        raise DataError(f"{root} holds splits such as {part.name}, not classes: use the folder {part.path}")
+
+
+def _holds_folders(folder: os.DirEntry[str]) -> bool:
+    try:
+        return any(map(_is_dir, _entries(folder.path)))
+    except OSError:
+        return False
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    """List a folder by name, without hidden files."""
+    with os.scandir(folder) as entries:
+        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, or to where access is denied
+        return False
+
+
+def _files(folder: os.DirEntry[str], found: FolderScan) -> list[str]:
+    files = []
+    try:
+        entries = _entries(folder.path)
+    except OSError as error:
+        found.skip(folder.path, f"cannot read the folder ({error.strerror})")
+        return []
+    for entry in entries:
+        problem = _problem(entry)
+        if problem:
+            found.skip(entry.path, problem)
+        else:
+            files.append(entry.path)
+    return files
+
+
+def _problem(entry: os.DirEntry[str]) -> str | None:
+    """Return why a file cannot be used, if that is known before it is opened."""
+    if _is_dir(entry):
+        return "it is a folder inside a class folder"
+    try:
+        if not entry.is_file():
+            return "the link is broken" if entry.is_symlink() else "it is not a regular file"
+        if not entry.name.lower().endswith(ENDINGS):
+            return f"not an image ({', '.join(ENDINGS)})"
+        return "the file is empty" if entry.stat().st_size == 0 else None
+    except OSError as error:
+        return f"cannot read it ({error.strerror})"
+
+
+def short_side(found: FolderScan, sample: int = 100) -> int:
+    """Return the median short side of the images, from a sample of their headers."""
+    files = [file for files in found.classes.values() for file in files]
+    sides = []
+    for file in files[:: max(1, len(files) // sample)]:
+        try:
+            with Image.open(file) as picture:
+                sides.append(min(picture.size))
+        except DECODE_ERRORS:
+            continue
+    return int(np.median(sides)) if sides else 0
+
+
+Progress = Callable[[int], None]
+
+
+def read_images(
+    found: FolderScan, size: int, known: Mapping[str, str] | None = None, progress: Progress = lambda count: None
+) -> dict[Label, Images]:
+    """Decode the images of each class; files that cannot be used are added to ``found.skipped``.
+
+    Duplicates are used once. An image that is in two classes is not used, because its label is ambiguous.
+
+    Parameters
+    ----------
+    found
+        The folder.
+    size
+        Pixels per side.
+    known
+        Images that the model already has, by the hash of their pixels, with their class.
+    progress
+        Called with the number of images just decoded.
+    """
+    files = [(name, file) for name, mine in found.classes.items() for file in mine]
+    keep = len(files) * 3 * size * size <= IN_MEMORY
+    # rows of unreadable files stay zero: an interrupted step is recognised by all pixels
+    pixels = torch.zeros((len(files) if keep else 0, 3, size, size), dtype=torch.uint8)
+    ids: list[str | None] = []
+    for row, ((_, file), answer) in enumerate(zip(files, _decode_all([f for _, f in files], size), strict=True)):
+        if isinstance(answer, DataError):
+            found.skip(file, str(answer.__cause__ or answer))
+            ids.append(None)
+        else:
+            image = torch.from_numpy(answer).permute(2, 0, 1)
+            ids.append(identify(image))
+            if keep:
+                pixels[row] = image
+        progress(1)
+    good = _without_duplicates(found, files, ids, known or {})
+    store = TensorStore(pixels) if keep else FileStore([file for _, file in files], size)
+    rows = defaultdict(list)
+    for row in good:
+        rows[files[row][0]].append(row)
+    for name in [name for name in found.classes if name not in rows]:
+        found.skip(found.root / name, "none of its images can be used")
+    return {
+        name: Images(store, torch.tensor(mine), torch.zeros(len(mine), dtype=torch.long)) for name, mine in rows.items()
+    }
+
+
+def _decode_all(files: Sequence[str], size: int) -> Iterator[np.ndarray | DataError]:
+    """Yield each decoded file, or its error, in order."""
+
+    def one(file: str) -> np.ndarray | DataError:
+        try:
+            return decode(file, size)
+        except DataError as error:
+            return error
+
+    return map_ahead(one, files, 256, decoder_pool())
+
+
+def _without_duplicates(
+    found: FolderScan, files: Sequence[tuple[str, str]], ids: Sequence[str | None], known: Mapping[str, str]
+) -> list[int]:
+    """Return the rows of the files to use."""
+    classes = defaultdict(set)
+    for (name, _), identity in zip(files, ids, strict=True):
+        classes[identity].add(name)
+    good: list[int] = []
+    seen: dict[str, str] = {}
+    for row, ((name, file), identity) in enumerate(zip(files, ids, strict=True)):
+        if identity is None:
+            continue
+        others = sorted(classes[identity] - {name})
+        if others:
+            found.skip(file, f"the same image is also in class '{others[0]}'")
+        elif identity in seen:
+            found.skip(file, f"duplicate of {printable(Path(seen[identity]).name)}")
+        elif identity in known:
+            reason = "the model already has this image"
+            found.skip(file, reason if known[identity] == name else f"{reason} in class '{known[identity]}'")
+        else:
+            seen[identity] = file
+            good.append(row)
+    return good

@@ -1,0 +1,103 @@
+"""Images that a model keeps: one file each, named by a hash of its pixels, so that the same image is stored once.
+
+Images of one, three or four channels are PNG, so that anybody can look at them; others (rows of features) are NPY.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from equipoise.core.directory import Directory
+from equipoise.data.decoding import DECODE_ERRORS
+from equipoise.data.images import digest
+from equipoise.data.prefetch import decoder_pool
+from equipoise.errors import RunError
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+IDENTITY = re.compile("[0-9a-f]{32}")
+"""The name of a stored image, without its ending."""
+
+
+def identify(pixels: Tensor) -> str:
+    """Return the name of an image: a hash of its pixels that is the same on every machine."""
+    plain = pixels.contiguous().numpy()
+    return digest(f"{plain.dtype} {plain.shape} ".encode() + plain.tobytes()).hex()
+
+
+def ending(shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> str:
+    """Return the file name extension for images of this shape."""
+    return ".png" if dtype == torch.uint8 and shape[0] in MODES else ".npy"
+
+
+def encode(pixels: Tensor) -> bytes:
+    """Encode one image, C × H × W."""
+    file = io.BytesIO()
+    if ending(pixels.shape, pixels.dtype) == ".npy":
+        np.save(file, pixels.numpy())
+        return file.getvalue()
+    plain = pixels.permute(1, 2, 0).contiguous().numpy()
+    Image.fromarray(plain[:, :, 0] if len(pixels) == 1 else plain).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def decode_stored(data: bytes, name: str) -> Tensor:
+    """Undo ``encode``."""
+    if name.endswith(".npy"):
+        return torch.from_numpy(np.load(io.BytesIO(data), allow_pickle=False))
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+        plain = np.array(picture)
+    return torch.from_numpy(plain[:, :, None] if plain.ndim == 2 else plain).permute(2, 0, 1)
+
+
+def store(directory: Directory, folder: str, pixels: Iterable[Tensor]) -> list[str]:
+    """Write the images that ``folder`` does not contain yet; return the names of all."""
+    names = []
+    for image in pixels:
+        name = identify(image)
+        names.append(name)
+        file = f"{folder}/{name}{ending(image.shape, image.dtype)}"
+        if not directory.exists(file):
+            directory.make_dir(folder)
+            directory.write_bytes(file, encode(image))
+    return names
+
+
+def fetch(directory: Directory, files: Sequence[str]) -> list[Tensor]:
+    """Read images and check each against its name."""
+
+    def read(file: str) -> Tensor:
+        shown = directory.path / file
+        try:
+            image = decode_stored(directory.read_bytes(file), file)
+        except (*DECODE_ERRORS, TypeError) as error:
+            raise RunError(f"cannot read the stored image {shown} ({error}): restore it from a copy") from error
+        if identify(image) != file.rpartition("/")[2].partition(".")[0]:
+            raise RunError(f"the stored image {shown} is damaged: restore it from a copy")
+        return image
+
+    with decoder_pool() as pool:
+        return list(pool.map(read, files))
+
+
+def folder_name(name: object) -> str:
+    """Return a folder name for a class that is valid on any file system and different for different classes.
+
+    >>> folder_name("red fox"), folder_name("a/b"), folder_name("a_b")
+    ('red fox', 'a_b-575aa622', 'a_b')
+    """
+    text = str(name)
+    plain = unicodedata.normalize("NFC", text)
+    safe = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in plain).strip(" .")
+    while len(safe.encode()) > 100:
+        safe = safe[:-1]
+    if safe and safe == text and not re.search("-[0-9a-f]{8}$", safe):
+        return safe
+    return f"{safe}-{digest(text.encode()).hex()[:8]}"

@@ -1,0 +1,333 @@
+"""Commands for experiments: run, compare, ablate, report, align, and lists of methods, data sets and recipes."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from equipoise.cli.app import STUDIES, Flag, app
+from equipoise.cli.launch_options import LaunchOptions
+from equipoise.cli.options import CommonOptions, RunOptions, step_count
+from equipoise.core.launch_env import errors_once, is_main_process
+from equipoise.errors import EquipoiseError, RunError, UsageError
+
+NO_OPTIONS = RunOptions()
+Shared = Annotated[RunOptions, Parameter(name="*")]
+LOCAL = LaunchOptions()
+Launched = Annotated[LaunchOptions, Parameter(name="*")]
+
+
+@app.command(group=STUDIES)
+def run(
+    dataset: str = "glyphs",
+    *,
+    method: str = "wa",
+    seed: int = 0,
+    out: Path | None = None,
+    options: Shared = NO_OPTIONS,
+    json: Flag = False,
+    quiet: Flag = False,
+    dry_run: Flag = False,
+) -> None:
+    """Learn a data set in steps; run the same command again to continue an interrupted run.
+
+    Parameters
+    ----------
+    dataset
+        Data set, for example glyphs (nothing to download), cifar100 or folder: see `equipoise datasets`.
+    method
+        Learning method, for example wa, ce+kd, icarl or bic: see `equipoise methods`.
+    seed
+        Random seed; the same seed gives the same result.
+    out
+        Directory of the run (default: below runs/).
+    json
+        Print one JSON object per step instead of a table.
+    quiet
+        Print only the summary.
+    dry_run
+        Show the steps and an estimate of the time, and stop.
+    """
+    from equipoise.engine.recipes import resolve
+    from equipoise.study.experiment import Experiment, default_directory, load_data
+    from equipoise.study.process_group import RunTask, launch, process_layout
+    from equipoise.study.trackers import make_trackers
+
+    with errors_once():
+        settings = resolve(dataset, method, options.recipe, seed, options.overrides())
+        process_layout(settings.runtime)
+        make_trackers(options.track)
+    if dry_run:
+        if is_main_process():
+            _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json)
+        return
+    out = out or default_directory(settings)
+    load = partial(load_data, settings, options.data_root)
+    launch(RunTask(settings, out, load, partial(_listener, json, quiet, options.track)))
+    if is_main_process():
+        _add_page(out, silent=json)
+
+
+def _listener(json: bool, quiet: bool, track: str) -> Any:
+    """Return the listeners of a run."""
+    from equipoise.study.console import ListenerGroup, make_listener
+    from equipoise.study.trackers import make_trackers
+
+    return ListenerGroup(make_listener(json, quiet), *make_trackers(track))
+
+
+def _add_page(directory: Path, silent: bool) -> None:
+    """Write the report at the end of a run; without the packages for it, the run is finished all the same."""
+    from equipoise.study.report import report
+
+    try:
+        made = report(directory)
+    except (EquipoiseError, OSError) as error:
+        if not silent:
+            print(f"no report: {error}", file=sys.stderr)
+        return
+    if not silent:
+        print(f"report: {made.page}")
+
+
+def _show_plan(experiment: Any, json: bool) -> None:
+    from equipoise.engine.progress import duration
+
+    settings, stream = experiment.settings, experiment.stream
+    images = experiment.images_per_epoch()
+    plan = {
+        "dataset": settings.dataset,
+        "method": settings.method,
+        "recipe": settings.recipe,
+        "classes": stream.sizes,
+        "images": images,
+        "epochs": [settings.train.for_step(index).epochs for index in range(1, len(stream) + 1)],
+        "memory": settings.memory,
+        "backbone": settings.net.backbone,
+        "parameters": sum(p.numel() for p in experiment.learner.method.parameters()),
+        "seconds": round(experiment.estimate_seconds(), 1),
+    }
+    if json:
+        print(json_module.dumps(plan))
+        return
+    print(f"{plan['method']} on {plan['dataset']}, recipe {plan['recipe']}, {plan['backbone']}:")
+    for index, (size, count, epochs) in enumerate(zip(stream.sizes, images, plan["epochs"], strict=True), 1):
+        print(f"  step {index}: {size} new classes, {count:,} images × {epochs} epochs")
+    runtime = settings.runtime
+    single = ", in one process" if runtime.devices * runtime.nodes > 1 else ""
+    print(f"about {duration(plan['seconds'])} of training on this machine{single}")
+
+
+@app.command(group=STUDIES)
+def compare(
+    dataset: str = "glyphs",
+    *,
+    methods: str = "ce,ce+wa,ce+kd,wa",
+    seeds: str = "0",
+    steps: Annotated[list[str] | None, Parameter(negative=())] = None,
+    out: Path = Path("runs/compare"),
+    options: Annotated[CommonOptions, Parameter(name="*")] = NO_OPTIONS,
+    launch: Launched = LOCAL,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> None:
+    """Run several methods, seeds and numbers of steps and compare them; continues where it stopped.
+
+    Parameters
+    ----------
+    dataset
+        Data set: see `equipoise datasets`.
+    methods
+        Comma-separated methods: see `equipoise methods`.
+    seeds
+        Comma-separated random seeds.
+    steps
+        Number of equal steps, or their sizes: 5, or 50,10x5; may be repeated.
+    out
+        Directory of the comparison, with one directory per run and compare.json, compare.csv and compare.tex.
+    json
+        Print the comparison as one JSON object.
+    quiet
+        Print only the comparison.
+    """
+    from equipoise.study.compare import plan
+
+    names = [name.strip() for name in methods.split(",")]
+    counts = [step_count(text) for text in steps or []]
+    cells = plan(dataset, names, _seeds(seeds), counts, recipe=options.recipe, overrides=options.overrides())
+    _compare(cells, None, out, options, launch, json, quiet)
+
+
+@app.command(group=STUDIES)
+def ablate(
+    dataset: str = "glyphs",
+    *,
+    method: str = "wa",
+    seeds: str = "0",
+    out: Path = Path("runs/ablate"),
+    options: Shared = NO_OPTIONS,
+    launch: Launched = LOCAL,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> None:
+    """Run the paper's four ablations: clipping, norm, bias and herding; continues where it stopped.
+
+    Parameters
+    ----------
+    dataset
+        Data set: see `equipoise datasets`.
+    method
+        wa or one of its variants, such as ce+wa or ce+kd.
+    seeds
+        Comma-separated random seeds.
+    out
+        Directory of the ablation, like that of `equipoise compare`.
+    json
+        Print the ablation as one JSON object.
+    quiet
+        Print only the table.
+    """
+    from equipoise.study.ablate import plan_ablation
+
+    overrides = options.overrides()
+    cells, panels = plan_ablation(dataset, method, _seeds(seeds), recipe=options.recipe, overrides=overrides)
+    _compare(cells, panels, out, options, launch, json, quiet)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"cannot parse seeds '{text}': use whole numbers such as 0,1,2") from error
+
+
+def _compare(
+    cells: Any, panels: Any, out: Path, options: CommonOptions, launch: LaunchOptions, json: bool, quiet: bool
+) -> None:
+    """Run all cells and print the comparison."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from equipoise.study.compare import CompareListener
+    from equipoise.study.compare import compare as run_all
+    from equipoise.study.compare_console import CompareTable, LaunchBoard
+    from equipoise.study.tables import comparison, notes
+
+    launcher = launch.make(out, options.track)
+    listener = CompareListener() if json or quiet else CompareTable() if launch.launcher == "local" else LaunchBoard()
+    try:
+        table = run_all(cells, out, panels=panels, data_root=options.data_root, listener=listener, launcher=launcher)
+    finally:
+        listener.close()
+    if json:
+        print(json_module.dumps(table))
+    else:
+        console = Console(highlight=False)
+        console.print(comparison(table, console))
+        console.print(notes(table), style="dim", soft_wrap=True)
+        console.print(
+            f"files: {escape(str(out))} (finished runs are reused; remove the directory to run them again)",
+            soft_wrap=True,
+        )
+    if table["entries"]:
+        _add_page(out, silent=json)
+    if table["failed"]:
+        names = ", ".join(f"{run['label']} with seed {run['seed']}" for run in table["failed"])
+        raise RunError(f"{len(table['failed'])} of {len(cells)} runs failed and are not in the table: {names}")
+
+
+@app.command(group=STUDIES)
+def report(directory: Path, *, figures: Path | None = None, formats: str | None = None, json: Flag = False) -> None:
+    """Write a self-contained HTML report for a run or comparison.
+
+    Parameters
+    ----------
+    directory
+        Directory of a run, or of a comparison; report.html is written into it.
+    figures
+        Also write every chart as an image file into this directory.
+    formats
+        Comma-separated formats of the image files: svg, png, pdf (default: svg,png).
+    json
+        Print what was written as one JSON object.
+    """
+    from equipoise.study.report import report as make_report
+
+    if formats and figures is None:
+        raise UsageError("--formats needs --figures DIR, where the image files go")
+    made = make_report(directory, figures, formats or "svg,png")
+    for name, reason in made.skipped:
+        print(f"equipoise: skipped {name}: {reason}", file=sys.stderr)
+    if json:
+        skipped = [{"run": name, "reason": reason} for name, reason in made.skipped]
+        files = [str(file) for file in made.figures]
+        print(json_module.dumps({"page": str(made.page), "figures": files, "skipped": skipped}))
+        return
+    print(f"report: {made.page}")
+    if made.figures:
+        print(f"{len(made.figures)} figures: {figures}")
+
+
+@app.command(group=STUDIES)
+def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, norm: int = 1, clamp: bool = True) -> None:
+    """Apply Weight Aligning to the head of any checkpoint.
+
+    Parameters
+    ----------
+    checkpoint
+        A safetensors file, or a torch file that contains only tensors.
+    head
+        Name of the last layer's weight; its bias is scaled too.
+    old
+        Number of old classes, which come first.
+    out
+        The corrected checkpoint, in the same format.
+    norm
+        Norm of the weights, 1 or 2.
+    clamp
+        Limit γ to 1, so that new classes never get larger weights.
+    """
+    from equipoise.study.align_file import align_file
+
+    report = align_file(checkpoint, head, old, out, norm, clamp)
+    print(
+        f"γ = {report.gamma:.4f}: mean norm of {report.old} old classes {report.norm_old:.3f}, "
+        f"of {report.new} new ones {report.norm_new:.3f} → {report.norm_new * report.gamma:.3f}; wrote {out}"
+    )
+
+
+@app.command(group=STUDIES)
+def methods(name: str | None = None) -> None:
+    """List the methods, or the settings of one.
+
+    Parameters
+    ----------
+    name
+        A method, to list its settings.
+    """
+    from equipoise.study.method_list import describe_method, list_methods
+
+    print(describe_method(name) if name else list_methods())
+
+
+@app.command(group=STUDIES)
+def datasets() -> None:
+    """List the data sets."""
+    from equipoise.data.sources import SOURCES
+
+    for name, source in SOURCES.items():
+        print(f"{name:18} {source.about}")
+
+
+@app.command(group=STUDIES)
+def recipes() -> None:
+    """List the recipes."""
+    from equipoise.engine.recipes import read_recipe, recipe_names
+
+    for name in recipe_names():
+        print(f"{name:20} {read_recipe(name).get('about', '')}")

@@ -1,0 +1,76 @@
+"""Options for the launcher of a comparison's runs. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from equipoise.errors import UsageError
+
+LAUNCHERS = {
+    "ray_address": ("ray",),
+    "slurm": ("slurm",),
+    "cpus_per_run": ("processes", "ray", "slurm"),
+    "gpus_per_run": ("ray", "slurm"),
+}
+"""The launchers that each option applies to."""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How the runs are executed."""
+
+    launcher: Annotated[
+        Literal["local", "processes", "ray", "slurm"],
+        Parameter(
+            help="Where to execute the runs: in this process, in several processes, on a Ray cluster or with SLURM."
+        ),
+    ] = "local"
+    ray_address: Annotated[
+        str | None,
+        Parameter(help="Address of a Ray cluster, HOST:PORT (default: RAY_ADDRESS, or a new local cluster)."),
+    ] = None
+    slurm: Annotated[
+        list[str] | None,
+        Parameter(negative=(), help="Option of sbatch, such as partition=gpu or time=4:00:00; may be repeated."),
+    ] = None
+    cpus_per_run: Annotated[int | None, Parameter(help="CPUs and threads per run (default: --threads, or 1).")] = None
+    gpus_per_run: Annotated[
+        float | None, Parameter(help="GPUs per run; with Ray, a fraction such as 0.5 lets runs share one.")
+    ] = None
+
+    def make(self, out: Path, track: str) -> Any:
+        """Return the launcher; problems that would keep it from starting raise an error here."""
+        for name, launchers in LAUNCHERS.items():
+            if getattr(self, name) is not None and self.launcher not in launchers:
+                option, names = f"--{name.replace('_', '-')}", " or ".join(launchers)
+                raise UsageError(f"{option} applies to --launcher {names}, not to {self.launcher}: remove it")
+        if self.launcher == "local":
+            from equipoise.study.launch import Local
+            from equipoise.study.trackers import make_trackers
+
+            return Local(make_trackers(track))
+        from equipoise.study.launch.remote import RunResources
+
+        resources = RunResources(self.cpus_per_run, self.gpus_per_run or 0, track)
+        if self.launcher == "processes":
+            from equipoise.study.launch.processes import Processes
+
+            return Processes(resources)
+        if self.launcher == "ray":
+            from equipoise.study.launch.ray import Ray
+
+            return Ray(self.ray_address, resources)
+        from equipoise.study.launch.slurm import Slurm
+
+        return Slurm(dict(map(_option, self.slurm or [])), out / "slurm", resources)
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"cannot parse --slurm {text}: write NAME=VALUE, for example partition=gpu or exclusive=true")
+    return name, value

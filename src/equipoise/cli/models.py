@@ -1,0 +1,355 @@
+"""Commands for models: learn, predict, evaluate, history, undo, forget, inspect, export, card."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from equipoise.cli.app import MODELS, Flag, app
+from equipoise.errors import UsageError
+
+Repeated = Parameter(negative=())
+Device = Annotated[str | None, Parameter(help="cpu, cuda, mps, …")]
+Threads = Annotated[int | None, Parameter(help="CPU threads.")]
+
+
+@app.command(group=MODELS)
+def learn(
+    model: Path,
+    folder: Path,
+    *,
+    extend: Flag = False,
+    holdout: float = 0.1,
+    method: str | None = None,
+    memory: int | None = None,
+    epochs: str = "auto",
+    backbone: str | None = None,
+    weights: Path | None = None,
+    image_size: str = "auto",
+    recipe: str | None = None,
+    seed: int | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    strict: Flag = False,
+    dry_run: Flag = False,
+    device: Device = None,
+    threads: Threads = None,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> None:
+    """Teach a model the classes in a folder. The first call creates the model; each later call adds classes.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    folder
+        A folder with one folder of images per class: FOLDER/<class>/*.jpg (png, webp, bmp, gif, tif).
+    extend
+        Allow images of known classes.
+    holdout
+        Fraction of each class's images to hold out for evaluation.
+    method
+        Learning method, fixed when the model is created (default: wa); see `equipoise methods`.
+    memory
+        Number of exemplars to keep (default: 2000).
+    epochs
+        Epochs; auto depends on the number of images.
+    backbone
+        resnet32, resnet18 or timm:NAME, fixed when the model is created (default: resnet32).
+    weights
+        Safetensors file with pretrained weights, for the first call.
+    image_size
+        Pixels per side, fixed when the model is created; auto depends on the images.
+    recipe
+        Name of a recipe or a TOML file, fixed when the model is created.
+    seed
+        Random seed, fixed when the model is created.
+    set_
+        Any other setting, for example train.lr=0.05, method.norm=2 or augment.flip=false; may be repeated.
+    strict
+        Fail if any file cannot be used, instead of skipping it.
+    dry_run
+        Show what would be learned and an estimate of the time, and stop.
+    json
+        Print the step's result as one JSON object.
+    quiet
+        Print only the result.
+    """
+    from equipoise.app.console import LearnConsole, LearnJson, make_console
+    from equipoise.app.learn import LearnListener, LearnOptions, learn_folder
+    from equipoise.app.model_dir import ModelDir
+    from equipoise.engine.recipes import parse_overrides
+
+    overrides = parse_overrides(set_ or [])
+    for name, value in (("device", device), ("threads", threads)):
+        if value is not None:
+            overrides.setdefault("runtime", {})[name] = value
+    wanted = LearnOptions(
+        method=method,
+        backbone=backbone,
+        weights=weights,
+        image_size=_auto(image_size, "image-size"),
+        recipe=recipe,
+        memory=memory,
+        epochs=_auto(epochs, "epochs"),
+        seed=seed,
+        holdout=holdout,
+        extend=extend,
+        strict=strict,
+        overrides=overrides,
+    )
+    listener: LearnListener = LearnJson(dry_run) if json else LearnConsole(quiet, make_console())
+    try:
+        learn_folder(ModelDir(model), folder, wanted, listener, dry_run)
+    finally:
+        listener.close()
+
+
+def _auto(text: str, option: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--{option} must be a whole number or auto, got '{text}'")
+    return int(text)
+
+
+@app.command(group=MODELS)
+def predict(
+    model: Path,
+    images: Annotated[list[str], Parameter(allow_leading_hyphen=True, negative=())],
+    /,
+    *,
+    top: int = 1,
+    json: Flag = False,
+    csv: Flag = False,
+    device: Device = None,
+    threads: Threads = None,
+) -> None:
+    """Predict the classes of images, with probabilities.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    images
+        Files, folders (searched recursively), or - for an image or a list of paths on standard input.
+    top
+        Number of classes to show, the most probable first.
+    json
+        Print one JSON object per image.
+    csv
+        Print CSV: path, class, probability, and so on for --top.
+    """
+    from equipoise.app.console import print_predictions
+    from equipoise.app.model_dir import ModelDir
+    from equipoise.app.predict import expand_paths
+    from equipoise.app.predict import predict as predict_files
+
+    if json and csv:
+        raise UsageError("--json and --csv exclude each other: choose one")
+    loaded = ModelDir(model).load(_runtime(device, threads))
+    top = min(top, len(loaded.classes))
+    predictions = predict_files(loaded, expand_paths(images), top)
+    print_predictions(predictions, top, "json" if json else "csv" if csv else "text")
+
+
+def _runtime(device: str | None, threads: int | None) -> Any:
+    import torch
+
+    from equipoise.learn.runtime import Runtime
+
+    runtime = Runtime(device or "cpu", threads=threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return runtime
+
+
+@app.command(group=MODELS)
+def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = None, threads: Threads = None) -> None:
+    """Evaluate a model on a folder of labelled images, FOLDER/<class>/*.jpg.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    folder
+        A folder with one folder of images per class.
+    json
+        Print all figures as one JSON object.
+    """
+    from rich.markup import escape
+
+    from equipoise.app.console import LearnConsole, evaluation_table, make_console, skipped_list, skipped_text
+    from equipoise.app.evaluate import evaluate_folder
+    from equipoise.app.model_dir import ModelDir
+
+    console = make_console()
+    listener = LearnConsole(quiet=json, console=console)
+    try:
+        facts, found = evaluate_folder(ModelDir(model).load(_runtime(device, threads)), folder, listener)
+    finally:
+        listener.close()
+    if json:
+        print(json_module.dumps(facts | {"skipped": skipped_list(found)}, ensure_ascii=False))
+        return
+    console.print(skipped_text(found.skipped), soft_wrap=True, end="")
+    console.print(evaluation_table(facts))
+    for entry in facts["confusions"]:
+        names = f"{escape(str(entry['class']))} predicted as {escape(str(entry['predicted_as']))}"
+        console.print(f"  {entry['images']} × {names}", style="dim", soft_wrap=True)
+    console.print(f"[bold]accuracy {facts['accuracy']:.1f} %[/] on {facts['total']:,} images")
+
+
+@app.command(group=MODELS)
+def history(model: Path, *, json: Flag = False) -> None:
+    """Show what a model learned step by step: when, which classes, and their accuracy then and now.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    json
+        Print the steps as one JSON list.
+    """
+    from equipoise.app.console import history_rows, history_table, make_console
+    from equipoise.app.model_dir import ModelDir
+
+    steps = ModelDir(model).steps()
+    if json:
+        print(json_module.dumps(history_rows(steps), ensure_ascii=False))
+        return
+    console = make_console()
+    console.print(history_table(steps))
+    console.print(
+        "then, now: accuracy of the step's classes on held-out images after the step and now; all: of all classes then; "
+        "γ: factor of the correction",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+@app.command(group=MODELS)
+def undo(model: Path, *, json: Flag = False) -> None:
+    """Undo the last step: the model becomes, to the bit, what it was before.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    json
+        Print the undone step as one JSON object.
+    """
+    from equipoise.app.card import describe_step
+    from equipoise.app.model_dir import ModelDir
+
+    place = ModelDir(model)
+    place.check()
+    with place.writing():
+        undone = place.undo()
+    if json:
+        print(json_module.dumps(None if undone is None else undone.to_dict(), ensure_ascii=False))
+    else:
+        what = "the last step" if undone is None else f"step {undone.step} ({describe_step(undone)})"
+        print(f"undid {what}; the model knows {len(place.config().classes)} classes")
+
+
+@app.command(group=MODELS)
+def forget(model: Path, classes: Annotated[list[str], Repeated], /, *, json: Flag = False) -> None:
+    """Remove classes for good: exemplars, held-out images, head weights, names, and all earlier versions.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    classes
+        Names of classes.
+    json
+        Print what was removed as one JSON object.
+    """
+    from equipoise.app.forget import forget as remove
+    from equipoise.app.model_dir import ModelDir
+
+    gone = remove(ModelDir(model), classes)
+    if json:
+        facts = {
+            "classes": gone.classes,
+            "images": gone.images,
+            "scanned": gone.scanned,
+            "result": gone.result.to_dict(),
+        }
+        print(json_module.dumps(facts, ensure_ascii=False))
+        return
+    print(f"forgot {', '.join(map(str, gone.classes))}; {gone.images} images removed")
+    print(f"searched all {gone.scanned} files of {model}: nothing of them is left, and no step can be undone")
+    print("the backbone's weights were trained with them; if that is a concern, train a new model without them")
+
+
+@app.command(group=MODELS)
+def inspect(model: Path, *, json: Flag = False) -> None:
+    """Show what a model consists of: classes, memory, weight norms, size on disk.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    json
+        Print all facts as one JSON object.
+    """
+    from equipoise.app.console import make_console
+    from equipoise.app.inspection import inspect_model, inspection_lines, inspection_table
+    from equipoise.app.model_dir import ModelDir
+
+    facts = inspect_model(ModelDir(model))
+    if json:
+        print(json_module.dumps(facts, ensure_ascii=False))
+        return
+    console = make_console()
+    for line in inspection_lines(facts):
+        console.print(line, soft_wrap=True)
+    console.print(inspection_table(facts))
+
+
+@app.command(group=MODELS)
+def export(model: Path, out: Path, *, memory: Annotated[bool, Parameter(negative="--no-memory")] = True) -> None:
+    """Export a model as one ONNX file (OUT.onnx), or copy its current version into a new directory.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    out
+        A file name that ends in .onnx, or a directory.
+    memory
+        A copy without memory has no exemplars and held-out images: it predicts but cannot learn more.
+    """
+    from equipoise.app.console import make_console
+    from equipoise.app.export import export_onnx
+    from equipoise.app.model_dir import ModelDir
+
+    place = ModelDir(model)
+    if out.suffix == ".onnx":
+        with make_console().status("exporting"):
+            takes = export_onnx(place.load(), out)
+        print(f"wrote {out}: takes {takes}, returns probabilities; class names are in its metadata")
+    else:
+        place.copy_to(out, memory)
+        print(f"copied to {out}" + ("" if memory else ", without exemplars and held-out images"))
+
+
+@app.command(group=MODELS)
+def card(model: Path) -> None:
+    """Print a model's card, as in its README.md.
+
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    """
+    from equipoise.app.card import card_text
+    from equipoise.app.model_dir import ModelDir
+
+    place = ModelDir(model)
+    print(place.consistently(lambda config: card_text(config, place.steps_of(config), place.images_of(config))))

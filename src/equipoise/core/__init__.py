@@ -1,0 +1,1 @@
+"""Errors of equipoise, files, processes and settings: what every other package uses."""

@@ -1,0 +1,104 @@
+"""Plain values (from TOML, JSON or the command line) to validated dataclasses, and the documentation of their fields.
+
+A settings class documents each field with a string below it. ``field_docs`` reads those strings, so that the command
+line, the documentation and the code share one source.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from equipoise.errors import UsageError, unknown_name
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Return ``cls(**values)``; unknown names and wrong types raise an error that starts with ``where``."""
+    fields = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    for name in values:
+        if name not in fields:
+            raise unknown_name(f"setting in [{where}]", name, fields)
+    return cls(**{name: convert(value, hints[name], f"{where}.{name}") for name, value in values.items()})
+
+
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """Validate ``value`` against a type hint: lists become tuples and whole numbers become floats where asked for."""
+    if get_origin(hint) is tuple and not isinstance(value, list | tuple):
+        value = [value]  # a single value on the command line
+    if get_origin(hint) is Literal and not isinstance(value, bool) and str(value) in get_args(hint):
+        value = str(value)  # "32" is a number on the command line
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        reason = str(error).replace("`", "")
+        raise UsageError(f"{where} is {value!r}: {reason[:1].lower()}{reason[1:]}{_choices(hint)}") from error
+
+
+def _choices(hint: Any) -> str:
+    values = get_args(hint) if get_origin(hint) is Literal else ()
+    return f" (one of {', '.join(map(str, values))})" if values else ""
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value from the command line: a number, true/false, none, a comma-separated list, or a string.
+
+    >>> parse_value("0.1"), parse_value("true"), parse_value("none"), parse_value("50,10"), parse_value("herding")
+    (0.1, True, None, [50, 10], 'herding')
+    """
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if "," in text:
+        return [parse_value(part) for part in text.split(",") if part]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Return the string below each field of a dataclass and of its dataclass bases, by field name."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for this, after in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(this, ast.AnnAssign)
+                and isinstance(this.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+                and isinstance(after.value.value, str)
+            ):
+                docs[this.target.id] = inspect.cleandoc(after.value.value).replace("\n", " ")
+    return docs
+
+
+def init_values(instance: Any) -> dict[str, Any]:
+    """Return the values that would build the same dataclass again."""
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init}
+
+
+def flatten(sections: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings.
+
+    >>> flatten({"train": {"lr": 0.1, "milestones": [3, 5]}, "seed": 0})
+    {'train.lr': 0.1, 'train.milestones': [3, 5], 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for name, value in sections.items():
+        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found

@@ -1,0 +1,18 @@
+"""Sections in which Ctrl-C has to wait."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Deliver SIGINT and SIGTERM that arrive inside the block at its end, to the current thread."""
+    held = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,112 @@
+"""Image files to square uint8 arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import numpy as np
+from PIL import ExifTags, Image
+
+from equipoise.errors import DataError, UsageError
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by its EXIF orientation."""
+
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for files that it cannot read."""
+
+
+def check_size(size: int) -> None:
+    """Raise an error for images that are too small."""
+    if size < 8:
+        raise UsageError(f"data.size must be at least 8 pixels, got {size}")
+
+
+def decode(
+    source: str | BinaryIO | Image.Image, size: int, draw: Sequence[float] | None = None, margin: float = 1.0
+) -> np.ndarray:
+    """Return an image as size × size × 3 uint8.
+
+    Parameters
+    ----------
+    source
+        A path, a binary file or a PIL image.
+    size
+        Pixels per side.
+    draw
+        Four uniform numbers for a random resized crop; None crops the centre.
+    margin
+        Divide the edge of the largest centred square by this (ImageNet: 256/224).
+    """
+    try:
+        if isinstance(source, Image.Image):
+            source.load()  # draft mode would shrink the caller's own image
+            return np.array(to_square(source, size, draw, margin))
+        with Image.open(source) as file:
+            return np.array(to_square(file, size, draw, margin))  # a copy: torch needs writable arrays
+    except DECODE_ERRORS as error:
+        name = source if isinstance(source, str) else "the image"
+        raise DataError(f"cannot read {name} as an image ({error}): fix or remove it") from error
+
+
+def to_square(picture: Image.Image, size: int, draw: Sequence[float] | None = None, margin: float = 1.0) -> Image.Image:
+    """Return an image of any mode as upright size × size RGB, with transparent parts made white."""
+    if picture.format == "TIFF":
+        picture.load()  # turns it upright and removes the orientation
+    box = _centre_box(picture.size, margin) if draw is None else _random_box(picture.size, draw)
+    # JPEG decodes at a half, quarter or eighth if the crop stays at least as large as needed
+    scale = min(box[2] - box[0], box[3] - box[1]) / size
+    if scale >= 2 and picture.format == "JPEG":
+        full = picture.size
+        picture.draft("RGB", (int(full[0] / scale), int(full[1] / scale)))
+        across, down = picture.size[0] / full[0], picture.size[1] / full[1]
+        box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    # rounding may move an edge out of the image by the last bit, which Pillow rejects
+    box = max(box[0], 0), max(box[1], 0), min(box[2], picture.size[0]), min(box[3], picture.size[1])
+    transpose = TRANSPOSE.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+    small = _to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, box)
+    return small if transpose is None else small.transpose(transpose)
+
+
+def _to_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I;16"):  # convert() would clip 16 bits to white instead of scaling them
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):  # convert() would clip these too, and their white point is unknown
+        raise ValueError("its pixels have 32 bits: save it with 8 or 16")
+    if picture.has_transparency_data:  # the colour behind transparent pixels is arbitrary, often black
+        rgba = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
+
+
+def _centre_box(size: tuple[int, int], margin: float) -> Box:
+    edge = min(size) / margin
+    left, top = (size[0] - edge) / 2, (size[1] - edge) / 2
+    return left, top, left + edge, top + edge
+
+
+def _random_box(size: tuple[int, int], draw: Sequence[float]) -> Box:
+    """Return a random resized crop from four uniform numbers: area 8–100 %, aspect 3/4–4/3, position.
+
+    A shape that does not fit the image is shrunk to fit instead of being drawn again.
+    """
+    width, height = size
+    area = width * height * (0.08 + 0.92 * draw[0])
+    aspect = (3 / 4) ** (1 - 2 * draw[1])
+    w, h = (area * aspect) ** 0.5, (area / aspect) ** 0.5
+    shrink = min(1.0, width / w, height / h)
+    w, h = w * shrink, h * shrink
+    left, top = (width - w) * draw[2], (height - h) * draw[3]
+    return left, top, left + w, top + h

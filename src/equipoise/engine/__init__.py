@@ -1,0 +1,1 @@
+"""One step learned, checkpointed and evaluated; settings and recipes; results and progress."""

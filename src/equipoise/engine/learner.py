@@ -1,0 +1,101 @@
+"""A method with its memory: what experiments and models have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from equipoise.core.seeding import seed_everything
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images, join
+from equipoise.data.memory import Memory
+from equipoise.data.stream import Step
+from equipoise.engine.results import Label
+from equipoise.engine.settings import Settings
+from equipoise.engine.step import StepOutcome, measure_throughput, train_and_evaluate
+from equipoise.learn.fit import Fit
+from equipoise.learn.loop import epoch_rows
+from equipoise.learn.method import Method
+from equipoise.learn.stage import NoStageStore, StageStore, TrainListener
+from equipoise.methods import registry
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of images."""
+
+
+@dataclass
+class Learner:
+    """Learns steps, one after another."""
+
+    settings: Settings
+    augment: Augment
+    method: Method
+    memory: Memory
+
+    @staticmethod
+    def create(settings: Settings, shape: Shape, augment: Augment) -> Learner:
+        """Return a learner that knows nothing yet; settings that cannot work raise an error here."""
+        augment.check(shape[0])
+        memory = settings.make_memory()
+        return Learner(settings, augment, make_method(settings, shape, memory), memory)
+
+    def training_images(self, step: Step, everything: Images | None = None) -> Images:
+        """Return what a step is trained on: its own images and rehearsal; joint training needs ``everything`` old."""
+        old = {"memory": self.memory.images(), "all": everything, "none": None}[self.method.rehearsal]
+        return step.images if old is None else join([step.images, old])
+
+    def fit(
+        self, step: Step, images: Images, listener: TrainListener | None = None, store: StageStore | None = None
+    ) -> Fit:
+        """Return what the method works with in a step."""
+        settings = self.settings
+        return Fit(
+            self.method,
+            step,
+            images,
+            self.memory,
+            settings.train,
+            self.augment,
+            settings.runtime,
+            (settings.seed, "step", step.index),
+            listener or TrainListener(),
+            store or NoStageStore(),
+        )
+
+    def learn(
+        self,
+        step: Step,
+        images: Images,
+        tests: Images,
+        names: Sequence[Label],
+        listener: TrainListener | None = None,
+        store: StageStore | None = None,
+    ) -> StepOutcome:
+        """Learn a step and evaluate it on ``tests``; ``names`` are all classes seen."""
+        return train_and_evaluate(self.fit(step, images, listener, store), tests, names)
+
+    def workload(self, step: Step, images: Images) -> int:
+        """Return the number of images that the main stage will train on, over all epochs."""
+        schedule = self.settings.train.for_step(step.index)
+        return schedule.epochs * len(epoch_rows(self.method, step, images, schedule))
+
+    def throughput(self, step: Step, images: Images) -> float | None:
+        """Estimate training images per second with a short trial (modifies the method)."""
+        return measure_throughput(self.fit(step, images), images)
+
+
+def make_method(settings: Settings, shape: Shape, memory: Memory, pretrained: bool = True) -> Method:
+    """Return a new method with its networks; without ``pretrained`` a saved state is about to be loaded."""
+    method = registry.make(settings.method, settings.fields)
+    method.check(memory)
+    architecture = settings.architecture(shape, pretrained)
+    smallest = min(settings.train.sizes)
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to change
+        if smallest < 1:
+            architecture.at(smallest)()  # fails now, not in mid-training, if the images would be too small
+        seed_everything(settings.seed, "build")
+        method.build(architecture)
+    settings.runtime.place(method)
+    return method

@@ -1,0 +1,208 @@
+"""The result of a step: one schema for metrics.jsonl, steps.json, ``--json``, the API and the pages.
+
+Every file that holds results is read through ``read_results``, which checks types and upgrades old formats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from equipoise.errors import RunError
+
+FORMAT = 2
+"""1: equipoise 0.1.0 (fe23206). 2: one schema for runs and models."""
+
+Label = str | int | float | bool
+"""The name of a class. Folders give strings; labels from Python may be numbers or booleans."""
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """How well one class is recognised on the evaluation images."""
+
+    name: Label
+    accuracy: float | None
+    """In percent; None without evaluation images."""
+    correct: int | None = None
+    """None if it is not known, in runs of format 1."""
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class ErrorCounts:
+    """Misclassified images, as in Table 1 of the paper."""
+
+    e_n: int = 0
+    """Images of new classes that are misclassified."""
+    e_o: int = 0
+    """Images of old classes that are misclassified."""
+    e_on: int = 0
+    """Images of old classes predicted as new classes."""
+    e_oo: int = 0
+    """Images of old classes predicted as other old classes."""
+    e_no: int = 0
+    """Images of new classes predicted as old classes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one step did, and how well the model performs after it. Accuracies are in percent.
+
+    Runs are evaluated on the test images of all classes seen so far, models on their held-out images.
+    """
+
+    step: int
+    """Number of the step, from 1."""
+    kind: Literal["learn", "forget"] = "learn"
+    classes: list[Label] = field(default_factory=list)
+    """Classes that this step added."""
+    extended: list[Label] = field(default_factory=list)
+    """Known classes that got more images."""
+    forgotten: int = 0
+    """Number of classes that were removed."""
+    seen: int
+    """Number of classes after the step."""
+    new: int
+    """Number of classes that were learned in the step."""
+
+    accuracy: float | None = None
+    """Top-1 accuracy on all classes seen; None without evaluation images."""
+    accuracy_top5: float | None = None
+    """Top-5 accuracy."""
+    accuracy_uncorrected: float | None = None
+    """Top-1 accuracy before the correction."""
+    accuracy_top5_uncorrected: float | None = None
+    accuracy_old: float | None = None
+    """Top-1 accuracy on the classes learned before this step."""
+    accuracy_new: float | None = None
+    """Top-1 accuracy on the classes learned in this step."""
+    total_old: int = 0
+    """Evaluation images of old classes."""
+    total_new: int = 0
+    """Evaluation images of new classes."""
+    errors: ErrorCounts = ErrorCounts()
+    errors_uncorrected: ErrorCounts = ErrorCounts()
+    """The same before the correction."""
+    per_step: list[float | None] = field(default_factory=list)
+    """Accuracy on the classes of each step so far."""
+    per_class: list[ClassResult] = field(default_factory=list)
+
+    gamma: float | None = None
+    """Factor of Weight Aligning."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Other figures of the method, such as BiC's alpha and beta."""
+    norms_old: float | None = None
+    """Mean weight norm of old classes before the correction."""
+    norms_new: float | None = None
+    """Mean weight norm of new classes before the correction."""
+
+    images: int = 0
+    """Training images of the new classes."""
+    exemplars: int = 0
+    """Images in the memory after the step."""
+    held_out: int = 0
+    """Images held out of training in this step (models)."""
+    skipped_files: int = 0
+    """Files in the folder that were not used (models)."""
+    epochs: int = 0
+    """Epochs of the main training stage."""
+    seconds: float = 0.0
+    """Duration of the step."""
+    images_per_second: float = 0.0
+    """Training throughput."""
+    seconds_by_part: dict[str, float] = field(default_factory=dict)
+    """Where the time went: train, teacher, herding, evaluation, checkpoint, other."""
+    memory_peak_mb: float = 0.0
+    """Peak resident memory of the process."""
+    finished: str = ""
+    """When the step was finished (ISO 8601, UTC)."""
+    equipoise: str = ""
+    """Version of equipoise."""
+    warning: str | None = None
+    """A sentence if the model favours old or new classes."""
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the step had a correction that is worth showing."""
+        return self.gamma is not None or self.accuracy != self.accuracy_uncorrected
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def write_lines(results: Sequence[StepResult]) -> str:
+    """Return the text of metrics.jsonl: one line per step."""
+    return "".join(json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n" for result in results)
+
+
+def read_lines(text: str, where: str, names: Sequence[Label] = ()) -> list[StepResult]:
+    """Read metrics.jsonl; ``names`` are the run's classes, which format 1 kept in config.json only."""
+    try:
+        rows = [json.loads(line) for line in text.splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{where} is damaged ({error})") from error
+    return read_results(rows, where, names)
+
+
+def read_results(rows: Any, where: str, names: Sequence[Label] = ()) -> list[StepResult]:
+    """Check and upgrade a list of results."""
+    try:
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise TypeError("it is not a list of steps")
+        results = [msgspec.convert(_upgrade(row, names), StepResult) for row in rows]
+        if [result.step for result in results] != list(range(1, len(rows) + 1)):
+            raise ValueError("steps are missing")
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise RunError(f"{where} is damaged ({error})") from error
+    return results
+
+
+def _upgrade(row: Mapping[str, Any], names: Sequence[Label]) -> dict[str, Any]:
+    """Return a row of format 1 as format 2."""
+    if "errors" in row:
+        return dict(row)
+    new = {new: row[old] for old, new in RENAMED.items() if old in row} | {k: row[k] for k in UNCHANGED if k in row}
+    for suffix in ("", "_uncorrected"):
+        new[f"errors{suffix}"] = {name: row[f"{name}{suffix}"] for name in ERRORS if f"{name}{suffix}" in row}
+    if "top1" in row:  # a run
+        new["per_class"] = [
+            {"name": names[c] if c < len(names) else f"class {c}", "accuracy": value}
+            for c, value in enumerate(row["per_class"])
+        ]
+        new["figures"] = {name: row[name] for name in ("alpha", "beta") if name in row}
+    else:  # a model
+        new["per_class"] = [
+            {
+                "name": entry["class"],
+                "accuracy": 100 * entry["right"] / entry["of"] if entry["of"] else None,
+                "correct": entry["right"],
+                "total": entry["of"],
+            }
+            for entry in row["per_class"]
+        ]
+        new["seen"] = len(row["per_class"])
+        new["new"] = len(row["classes"]) + len(row["extended"])
+    return new
+
+
+ERRORS = tuple(f.name for f in dataclasses.fields(ErrorCounts))
+RENAMED = {
+    "top1": "accuracy",
+    "top5": "accuracy_top5",
+    "top1_uncorrected": "accuracy_uncorrected",
+    "top5_uncorrected": "accuracy_top5_uncorrected",
+    "tests_old": "total_old",
+    "tests_new": "total_new",
+    "when": "finished",
+    "count": "forgotten",
+    "files_left_out": "skipped_files",
+}
+"""Keys of format 1 that have another name now."""
+UNCHANGED = {f.name for f in dataclasses.fields(StepResult)} - {"errors", "errors_uncorrected", "per_class", "figures"}

@@ -1,0 +1,162 @@
+"""All settings of a run or model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.core.config import build, init_values
+from equipoise.data.memory import Memory
+from equipoise.errors import UsageError
+from equipoise.learn.backbones import Architecture
+from equipoise.learn.runtime import Runtime
+from equipoise.learn.schedule import Schedule
+from equipoise.methods import registry
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """How classes arrive."""
+
+    steps: int | str | tuple[int, ...] = 5
+    """A number of equal steps, or their sizes: 5, "50,10x5"."""
+    order: int | str | tuple[int, ...] = "1993"
+    """Class order: 1993 (or any seed), icarl, natural, or a list of class numbers."""
+    classes: int | None = None
+    """Use only the first classes of the order (none: all)."""
+    validation: int = 0
+    """Evaluate on this many held-out training images per class instead of test images, to choose settings."""
+
+
+@dataclass(frozen=True)
+class NetSettings:
+    """Which network."""
+
+    backbone: str = "resnet32"
+    """resnet32, resnet18, fast, fast-wide, small, tiny, mlp (for rows of features) or timm:NAME."""
+    flip_tta: bool = False
+    """Average over an image and its horizontal flip in evaluation."""
+    weights: str | None = None
+    """A safetensors file with pretrained weights (none: random initialisation)."""
+    freeze: bool = False
+    """Never train the backbone."""
+    input_size: int | None = None
+    """Resize images to this side inside the network (none: the data's own size)."""
+
+    def __post_init__(self) -> None:
+        if self.input_size is not None and self.input_size < 8:
+            raise UsageError(f"net.input_size must be at least 8 pixels, got {self.input_size}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the result of a run."""
+
+    dataset: str
+    method: str
+    recipe: str
+    seed: int
+    data: dict[str, Any]
+    stream: StreamSettings
+    memory: dict[str, Any]
+    net: NetSettings
+    train: Schedule
+    augment: dict[str, Any]
+    """Differences from the data set's own augmentation."""
+    runtime: Runtime
+    fields: dict[str, Any]
+    """The method's hyper-parameters."""
+
+    def make_memory(self) -> Memory:
+        """Return an empty memory."""
+        return build(Memory, self.memory, "memory")
+
+    def architecture(self, shape: tuple[int, int, int], pretrained: bool = True) -> Architecture:
+        """Return the network for images of the given shape; ``pretrained`` loads net.weights, if there are any."""
+        net = self.net
+        return Architecture(
+            net.backbone,
+            shape,
+            net.flip_tta,
+            self.runtime.precision == "bf16",
+            Path(net.weights) if net.weights is not None and pretrained else None,
+            net.freeze,
+            net.input_size,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return plain values without those that only say where to compute: equal identities mean equal runs."""
+        plain = dataclasses.asdict(self)
+        plain["runtime"] = {"precision": self.runtime.precision}
+        if self.net.weights is not None:
+            plain["net"]["weights"] = weights_identity(self.net.weights)
+        listed: dict[str, Any] = json.loads(json.dumps(plain))  # tuples become lists, as when it is read back
+        return listed
+
+    def identity_v1(self) -> dict[str, Any]:
+        """Return what ``identity`` was in equipoise 0.1.0, which named interrupted steps after it."""
+        plain = self.identity()
+        for section, renamed in RENAMED.items():
+            old = {new: old for old, new in renamed.items()}
+            plain[section] = {old.get(name, name): value for name, value in plain[section].items()}
+        plain["net"] = {name: value for name, value in plain["net"].items() if name in ("backbone", "mirror")}
+        return plain
+
+    @staticmethod
+    def from_identity(identity: Mapping[str, Any], runtime: Runtime | None = None) -> Settings:
+        """Undo ``identity``; settings that were added since get their defaults."""
+        plain = upgrade(identity)
+        precision = build(Runtime, plain.pop("runtime"), "runtime").precision
+        plain["stream"] = build(StreamSettings, plain["stream"], "stream")
+        plain["net"] = build(NetSettings, plain["net"], "net")
+        plain["train"] = build(Schedule, plain["train"], "train")
+        plain["memory"] = init_values(build(Memory, plain["memory"], "memory"))
+        plain["fields"] = init_values(registry.make(plain["method"], plain["fields"]))
+        return Settings(**plain, runtime=dataclasses.replace(runtime or Runtime(), precision=precision))
+
+
+def weights_identity(weights: str) -> str:
+    """Return the name and hash of a file of weights, so that a run does not depend on where it lies."""
+    file = Path(weights)
+    if not file.is_file():
+        return weights  # an identity already, or a file that will be reported when it is loaded
+    with file.open("rb") as data:
+        return f"{file.name} ({hashlib.file_digest(data, 'sha256').hexdigest()[:16]})"
+
+
+RENAMED: dict[str, dict[str, str]] = {
+    "data": {"test_share": "test_fraction"},
+    "net": {"mirror": "flip_tta"},
+    "train": {"shape": "lr_schedule", "filter_lr": "conv_lr", "filter_momentum": "conv_momentum"},
+    "augment": {"alternate": "alternate_flip"},
+    "fields": {
+        "distil": "distill",
+        "redraw": "reinit_head",
+        "balance": "kd_weight",
+        "auxiliary": "aux_weight",
+        "tune_epochs": "finetune_epochs",
+        "tune_lr": "finetune_lr",
+        "tune_temperature": "finetune_temperature",
+        "forget_less": "lambda_base",
+        "rivals": "top_k",
+        "fit_epochs": "bias_epochs",
+        "fit_lr": "bias_lr",
+        "share": "replay_ratio",
+    },
+}
+"""Settings of equipoise 0.1.0 that have another name now, by section."""
+
+
+def upgrade(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the settings of older versions."""
+    plain = dict(identity)
+    for section, renamed in RENAMED.items():
+        values = plain.get(section)
+        if isinstance(values, Mapping):
+            plain[section] = {renamed.get(name, name): value for name, value in values.items()}
+    return plain

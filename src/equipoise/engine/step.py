@@ -1,0 +1,234 @@
+"""One step: prepare, train, correct, evaluate, remember."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import torch
+from torch import Tensor
+
+from equipoise.core import distributed
+from equipoise.core.seeding import seed_everything
+from equipoise.data.images import Images
+from equipoise.engine import metrics
+from equipoise.engine.evaluate import Predictions, predict_all
+from equipoise.engine.results import Label, StepResult
+from equipoise.errors import RunError
+from equipoise.learn.fit import Fit
+from equipoise.learn.inference import InferencePass
+from equipoise.learn.method import Method
+from equipoise.learn.timer import Timer
+from equipoise.version import __version__
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """A finished step: its result, and the predictions behind it."""
+
+    result: StepResult
+    after: Predictions
+    before: Predictions
+    """Before the correction; the same as ``after`` if there was none."""
+    corrected: bool
+    """Whether the step had a correction."""
+    norms_before: dict[str, Tensor]
+    """Weight norms per class before the correction."""
+    norms_after: dict[str, Tensor]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a run stores about each test image and class."""
+        after, before = self.after, self.before
+        stored = {
+            "labels": after.labels,
+            "top1": after.top1,
+            "in_top5": after.in_top5,
+            "confidence": after.confidence,
+            **self.norms_after,
+        }
+        if self.corrected:
+            stored |= {"top1_uncorrected": before.top1, "confidence_uncorrected": before.confidence}
+            stored |= {f"{name}_uncorrected": norms for name, norms in self.norms_before.items()}
+        return stored
+
+
+def begin_step(fit: Fit) -> None:
+    """Prepare the method for the step of ``fit``."""
+    seed_everything(*fit.key, "begin")
+    fit.method.start_step(fit.step)
+    fit.method.begin(fit.step, fit)
+    fit.runtime.place(fit.method)
+
+
+def learn_step(fit: Fit, before_end: Callable[[], None]) -> dict[str, float]:
+    """Train a step and finish it; ``before_end`` is called between training and correction."""
+    method = fit.method
+    method.timer = Timer()
+    begin_step(fit)
+    if fit.images is not None:
+        fit.train(fit.images)
+    before_end()
+    seed_everything(*fit.key, "end")
+    figures = method.end(fit.step, fit)
+    if method.rehearsal == "memory":
+        fit.update_memory()
+    method.teacher = None
+    return figures
+
+
+def train_and_evaluate(fit: Fit, tests: Images, names: Sequence[Label]) -> StepOutcome:
+    """Learn the step of ``fit`` and evaluate it on ``tests``, before and after its correction.
+
+    Parameters
+    ----------
+    fit
+        The step.
+    tests
+        Images of all classes seen, never trained on.
+    names
+        Names of all classes seen.
+    """
+    started = time.perf_counter()
+    method, step = fit.method, fit.step
+    corrected = bool(method.corrects and step.old)
+    images = InferencePass(method, tests, fit.augment, fit.runtime, keep=corrected)
+    before: list[Predictions] = []
+    norms_before: dict[str, Tensor] = {}
+
+    def evaluate_uncorrected() -> None:
+        with method.timer("evaluation"):
+            if corrected:
+                before.append(_evaluate(fit, images))
+            norms_before.update(weight_norms(method))
+
+    figures = learn_step(fit, evaluate_uncorrected)
+    with method.timer("evaluation"):
+        after = _evaluate(fit, images)
+    distributed.broadcast_weights(method)
+    uncorrected = before[0] if before else after
+    result = _result(fit, after, uncorrected, names, figures, norms_before, time.perf_counter() - started)
+    return StepOutcome(result, after, uncorrected, corrected, norms_before, weight_norms(method))
+
+
+def _evaluate(fit: Fit, images: InferencePass) -> Predictions:
+    """Predict all images; identical logits for all of them mean that the network has died, which is an error."""
+    predictions = predict_all(images)
+    if fit.step.seen > 1 and len(predictions.labels) > 1 and predictions.all_alike:
+        what = f"all evaluation images get the same logits after step {fit.step.index}: the training has collapsed"
+        remedy = " or set method.clip=false" if getattr(fit.method, "clip", False) else ""
+        raise distributed.report_once(RunError(f"{what}; lower train.lr (now {fit.schedule.lr:g}){remedy}"))
+    return predictions
+
+
+def _result(
+    fit: Fit,
+    after: Predictions,
+    before: Predictions,
+    names: Sequence[Label],
+    figures: dict[str, float],
+    norms: dict[str, Tensor],
+    seconds: float,
+) -> StepResult:
+    step, method, loop = fit.step, fit.method, fit.loop
+    labels, predicted, is_old = after.labels, after.top1, after.labels < step.old
+    correct, seconds = predicted == labels, seconds + loop.resumed_seconds
+    norm = norms.get(f"norms_{getattr(method, 'norm', 1)}")
+    return StepResult(
+        step=step.index,
+        classes=list(names[step.old :]),
+        seen=step.seen,
+        new=step.new,
+        accuracy=metrics.accuracy(correct),
+        accuracy_top5=metrics.accuracy(after.in_top5),
+        accuracy_uncorrected=metrics.accuracy(before.top1 == labels),
+        accuracy_top5_uncorrected=metrics.accuracy(before.in_top5),
+        accuracy_old=metrics.accuracy(correct[is_old]),
+        accuracy_new=metrics.accuracy(correct[~is_old]),
+        total_old=int(is_old.sum()),
+        total_new=int((~is_old).sum()),
+        errors=metrics.error_counts(labels, predicted, step.old),
+        errors_uncorrected=metrics.error_counts(labels, before.top1, step.old),
+        per_step=metrics.per_step(labels, predicted, method.steps),
+        per_class=metrics.per_class(labels, predicted, names),
+        gamma=figures.get("gamma"),
+        figures={name: value for name, value in figures.items() if name != "gamma"},
+        norms_old=norm[: step.old].mean().item() if norm is not None and step.old else None,
+        norms_new=norm[step.old :].mean().item() if norm is not None else None,
+        images=len(step.images),
+        exemplars=len(fit.memory),
+        epochs=fit.schedule.for_step(step.index).epochs,
+        seconds=seconds,
+        images_per_second=loop.images_seen / max(loop.seconds, 1e-9),
+        seconds_by_part=_seconds_by_part(fit, seconds),
+        memory_peak_mb=_memory_peak(),
+        finished=now(),
+        equipoise=__version__,
+    )
+
+
+def now() -> str:
+    """Return the current time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _seconds_by_part(fit: Fit, seconds: float) -> dict[str, float]:
+    """Split a step's time. Training before an interruption counts as train, teacher or not."""
+    timed = fit.method.timer.seconds
+    parts = {part: timed[part] for part in ("teacher", "herding", "evaluation", "checkpoint")}
+    parts["train"] = max(fit.loop.seconds - parts["teacher"], 0.0)
+    return parts | {"other": max(seconds - sum(parts.values()), 0.0)}
+
+
+def _memory_peak() -> float:
+    """Return the peak resident memory of this process in MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def weight_norms(method: Method) -> dict[str, Tensor]:
+    """Return the L1 and L2 norms of each class's weights, if the head has one row per class."""
+    found = {f"norms_{norm}": method.weight_norms(norm) for norm in (1, 2)}
+    return {name: norms for name, norms in found.items() if norms is not None}
+
+
+def measure_throughput(fit: Fit, images: Images) -> float | None:
+    """Estimate images per second with a short trial run (modifies the method); None if the step trains nothing."""
+    schedule = fit.schedule.for_step(fit.step.index)
+    fit.schedule = schedule.for_stage(epochs=1, lr_schedule="constant", milestones=())
+    few, more = (images.select(torch.arange(min(len(images), count * schedule.batch_size))) for count in (2, 8))
+    fit.images = few
+    fit.method.start_step(fit.step)
+    fit.method.begin(fit.step, fit)
+    if fit.images is None:
+        return None
+    fit.train(few)  # warm up
+    started, seen = fit.loop.seconds, fit.loop.images_seen
+    fit.train(more)
+    return (fit.loop.images_seen - seen) / (fit.loop.seconds - started) / schedule.pixels
+
+
+def unfairness(result: StepResult) -> str | None:
+    """Return a warning if the model favours old or new classes.
+
+    A fair model predicts as many old images as new classes as the other way round. The difference must be significant
+    (McNemar's test, two standard deviations) and at least one evaluation image in twenty.
+    """
+    to_new, to_old = result.errors.e_on, result.errors.e_no
+    total = result.total_old + result.total_new
+    gap = to_new - to_old
+    if not result.total_old or abs(gap) <= 2 * math.sqrt(to_new + to_old) or abs(gap) < 0.05 * total:
+        return None
+    favoured, others = ("new", "old") if gap > 0 else ("old", "new")
+    predicted, true = result.total_new + gap, result.total_new
+    if favoured == "old":
+        predicted, true = total - predicted, total - true
+    return (
+        f"the model favours {favoured} classes: it predicts them for {predicted / total:.0%} of the held-out images, "
+        f"but only {true / total:.0%} belong to them ({max(to_new, to_old)} {others} images predicted as {favoured} "
+        f"classes, {min(to_new, to_old)} the other way)"
+    )

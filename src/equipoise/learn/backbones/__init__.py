@@ -1,0 +1,101 @@
+"""Backbones by name. ``Architecture`` makes networks for images of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from equipoise.errors import UsageError, unknown_name
+from equipoise.learn.backbones.base import Backbone, initialise
+from equipoise.learn.backbones.fast import FastNet
+from equipoise.learn.backbones.mlp import MLP
+from equipoise.learn.backbones.resnet import resnet18, resnet32
+from equipoise.learn.backbones.small import SmallNet
+from equipoise.learn.backbones.weights import load_weights
+
+T = TypeVar("T", bound=Backbone)
+
+BACKBONES: dict[str, Callable[[int, bool], Backbone]] = {
+    "resnet32": resnet32,
+    "resnet18": resnet18,
+    "small": lambda channels, final_relu: SmallNet(channels, final_relu=final_relu),
+    "tiny": lambda channels, final_relu: SmallNet(channels, (8, 16, 32), final_relu),
+    "fast": lambda channels, final_relu: FastNet(channels, final_relu=final_relu),
+    "fast-wide": lambda channels, final_relu: FastNet(channels, (64, 192, 384), final_relu),
+    "mlp": lambda inputs, final_relu: MLP(inputs, final_relu=final_relu),
+}
+"""Constructors: channels (or features) of the input, and whether the features end in a ReLU."""
+
+
+def check_backbone(name: str) -> None:
+    """Raise an error for an unknown name."""
+    if name not in BACKBONES and not name.startswith("timm:"):
+        raise unknown_name("backbone", name, [*BACKBONES, "timm:NAME"])
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Which network to make for which images; calling it returns a new one."""
+
+    name: str
+    shape: tuple[int, int, int]
+    """Channels, height and width of the images."""
+    flip_tta: bool = False
+    """Average features over an image and its flip in evaluation mode."""
+    bf16: bool = False
+    """Compute in bfloat16."""
+    weights: Path | None = None
+    """A safetensors file with pretrained weights."""
+    freeze: bool = False
+    """Never train the network."""
+    input_size: int | None = None
+    """Resize images to this side inside the network."""
+
+    def at(self, size: float) -> Architecture:
+        """Return the same for images scaled by ``size``."""
+        channels, height, width = self.shape
+        return replace(self, shape=(channels, max(round(height * size), 1), max(round(width * size), 1)))
+
+    def __call__(self, final_relu: bool = True) -> Backbone:
+        """Return a new network, He-initialised or pretrained."""
+        check_backbone(self.name)
+        net = self._timm_net() if self.name.startswith("timm:") else self._own_net(final_relu)
+        if self.weights is not None:
+            load_weights(net, self.weights)
+        return self._configure(net.freeze() if self.freeze else net)
+
+    def configure(self, net: T) -> T:
+        """Apply the common options to a network that a method builds itself."""
+        if self.weights is not None or self.freeze:
+            raise UsageError("net.weights and net.freeze do not apply to this method: it builds its own networks")
+        return self._configure(net)
+
+    def _configure(self, net: T) -> T:
+        net.flip_tta, net.bf16 = self.flip_tta, self.bf16
+        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def _timm_net(self) -> Backbone:
+        from equipoise.learn.backbones.timm_net import TimmNet
+
+        channels, height, _ = self.shape
+        net = TimmNet(self.name.removeprefix("timm:"), channels, self.input_size or height)
+        net.input_size = self.input_size
+        return net
+
+    def _own_net(self, final_relu: bool) -> Backbone:
+        net = BACKBONES[self.name](self.shape[0], final_relu)
+        net.input_size = self.input_size
+        initialise(net)
+        try:
+            with torch.no_grad():
+                net.eval().embed(torch.zeros(1, *self.shape))
+        except RuntimeError as error:
+            side = f"{self.shape[1]}×{self.shape[2]}"
+            raise UsageError(
+                f"{side} images are too small for the backbone {self.name}: choose another backbone or larger images"
+            ) from error
+        return net.train()

@@ -1,0 +1,39 @@
+"""Pretrained weights for a backbone, from a local safetensors file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.core.tensors import read_tensor_file
+from equipoise.errors import RunError, UsageError
+from equipoise.learn.backbones.base import Backbone
+
+HEADS = ("head.", "fc.", "classifier.", "head_drop.")
+"""Names of the last layer in other libraries' files; it is not loaded."""
+
+
+def load_weights(backbone: Backbone, file: Path) -> None:
+    """Load a file into a backbone: a timm network's weights, or an equipoise model's own ``model.safetensors``."""
+    if not file.is_file():
+        raise UsageError(f"the weights {file} do not exist: name a local safetensors file")
+    try:
+        tensors = read_tensor_file(file)
+    except RunError as error:
+        raise UsageError(f"the weights {file} are not a safetensors file: convert them first") from error
+    if any(name.startswith("backbone.") for name in tensors):
+        tensors = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}
+    own = backbone.state_dict()
+    if own and all(name.startswith("net.") for name in own):  # a wrapped timm network
+        tensors = {name if name in own else f"net.{name}": value for name, value in tensors.items()}
+    unknown = sorted(n for n in tensors if n not in own and not n.removeprefix("net.").startswith(HEADS))
+    missing = sorted(name for name in own if name not in tensors)
+    if unknown or missing:
+        what = f"{missing[0]} is missing" if missing else f"{unknown[0]} is unknown"
+        raise UsageError(f"the weights {file} do not fit this backbone: {what}")
+    for name, value in own.items():
+        if tensors[name].shape != value.shape:
+            raise UsageError(
+                f"the weights {file} do not fit this backbone: {name} has shape {tuple(tensors[name].shape)}, "
+                f"expected {tuple(value.shape)}"
+            )
+    backbone.load_state_dict({name: tensors[name] for name in own})

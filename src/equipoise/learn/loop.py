@@ -1,0 +1,208 @@
+"""The training loop, the only one."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.core import distributed
+from equipoise.core.seeding import Key, generator, seed_everything
+from equipoise.data.augment import Augment
+from equipoise.data.images import Images, TensorStore
+from equipoise.data.prefetch import map_ahead
+from equipoise.data.stream import Step
+from equipoise.errors import RunError
+from equipoise.learn.method import Method
+from equipoise.learn.runtime import Runtime
+from equipoise.learn.schedule import Schedule
+from equipoise.learn.stage import NoStageStore, StageState, StageStore, TrainListener, capture, restore
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+CHUNK = 2**20
+"""Values augmented at a time: 4 MB of floats, about 340 images of 32×32."""
+
+
+@dataclass
+class TrainingLoop:
+    """Trains the stages of one step; each continues where it was interrupted."""
+
+    method: Method
+    step: Step
+    augment: Augment
+    runtime: Runtime
+    key: Key
+    """The address of this step's random numbers."""
+    listener: TrainListener = field(default_factory=TrainListener)
+    store: StageStore = field(default_factory=NoStageStore)
+    stages: int = field(default=0, init=False)
+    seconds: float = field(default=0.0, init=False)
+    """Training time, including before an interruption."""
+    resumed_seconds: float = field(default=0.0, init=False)
+    """The part of ``seconds`` from before the last interruption."""
+    images_seen: int = field(default=0, init=False)
+
+    def run(
+        self,
+        images: Images,
+        loss: Loss,
+        schedule: Schedule,
+        parameters: list[nn.Parameter],
+        name: str,
+        augment: bool,
+        frozen: bool,
+    ) -> None:
+        """Train one stage on ``images``; see ``Fit.train``."""
+        stage, self.stages = self.stages, self.stages + 1
+        optimizer = schedule.make_optimizer(parameters)
+        done = distributed.broadcast(lambda: self.store.load(stage))
+        if done is not None:
+            restore(self.method, optimizer, done.tensors)
+            self.seconds += done.seconds
+            self.resumed_seconds += done.seconds
+        start = done.epochs if done is not None else 0
+        spent = done.seconds if done is not None else 0.0
+        shown = len(epoch_rows(self.method, self.step, images, schedule))
+        self.listener.stage(name, schedule.epochs, shown, start)
+        self.images_seen += schedule.epochs * shown
+        shared_loss = _data_parallel(self.method, loss, self.runtime)
+        for epoch in range(start, schedule.epochs):
+            started = time.perf_counter()
+            self.method.train(not frozen)
+            mean = self._epoch(images, shared_loss, schedule, optimizer, augment, (*self.key, stage), epoch)
+            if not math.isfinite(mean):
+                what = f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}"
+                raise distributed.report_once(RunError(f"{what}: lower train.lr (now {schedule.lr:g})"))
+            took = time.perf_counter() - started
+            spent, self.seconds = spent + took, self.seconds + took
+            if distributed.is_main():
+                with self.method.timer("checkpoint"):
+                    self.store.save(stage, StageState(epoch + 1, spent, capture(self.method, optimizer)))
+            self.listener.epoch(epoch + 1, mean, schedule.lr_at(epoch + 1))
+        seed_everything(*self.key, stage, "after")  # the same whether the stage was trained or restored
+
+    def _epoch(
+        self,
+        images: Images,
+        loss: Loss,
+        schedule: Schedule,
+        optimizer: torch.optim.Optimizer,
+        augment: bool,
+        key: Key,
+        epoch: int,
+    ) -> float:
+        """Make one pass over the images and return the mean loss.
+
+        Every process knows all batches and trains on its shard of each. So batches and augmentation do not depend on
+        the number of processes.
+        """
+        random = generator(*key, "epoch", epoch)
+        seed_everything(*key, "epoch", epoch, "process", distributed.rank())
+        method, runtime = self.method, self.runtime
+        shown = epoch_rows(method, self.step, images, schedule)
+        places = _shuffled_batches(len(shown), schedule.batch_size, random)
+        batches = [shown[place] for place in places]
+        size = schedule.size_at(epoch, images.store.shape[1])
+        flips = self.augment.flip_draws(len(shown), epoch, generator(*key, "mirror"))
+        batch_flips = [None if flips is None else flips[place] for place in places]
+        pixels_of = self._batch_pixels(images, batches, random if augment else None, batch_flips, size)
+        total = torch.zeros((), device=runtime.device)
+        for number, (batch, pixels) in enumerate(zip(batches, pixels_of, strict=True)):
+            x, y = runtime.move(pixels), runtime.move(images.labels[distributed.shard(batch)])
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr_at(epoch + number / len(batches)) * group.get("lr_factor", 1.0)
+            optimizer.zero_grad(set_to_none=True)
+            with distributed.peer_errors():
+                value = loss(x, y) * distributed.shard_weight(batch)
+                value.backward()
+            method.after_backward()
+            optimizer.step()
+            method.after_update()
+            total += value.detach()
+            self.listener.batch(len(batch))
+        distributed.average_batch_norms(method)
+        return distributed.all_reduce_sum(total).item() / len(batches) / distributed.world_size()
+
+    def _batch_pixels(
+        self,
+        images: Images,
+        batches: list[Tensor],
+        random: torch.Generator | None,
+        flips: list[Tensor | None],
+        size: int,
+    ) -> Iterator[Tensor]:
+        """Yield this process's shard of each batch; several are made at once, as small ones cost mostly in calls."""
+        channels, height, width = images.store.shape
+        at_once = max(1, CHUNK // (len(distributed.shard(batches[0])) * channels * height * width))
+
+        def make(first: int) -> Iterable[Tensor]:
+            group = batches[first : first + at_once]
+            shards = [distributed.shard(batch) for batch in group]
+            where = torch.cat(shards)
+            if random is None:
+                pixels = self.augment.plain(images, where)
+            else:  # every process draws for whole batches, so that all stay in step
+                draws = [
+                    distributed.shard(self.augment.draw(len(batch), random, flip))
+                    for batch, flip in zip(group, flips[first:], strict=False)
+                ]
+                pixels = self.augment.batch(images, where, torch.cat(draws), size)
+            parts: tuple[Tensor, ...] = pixels.split([len(mine) for mine in shards])
+            return parts
+
+        starts = range(0, len(batches), at_once)
+        groups = map(make, starts) if isinstance(images.store, TensorStore) else map_ahead(make, starts, 1)
+        for group in groups:
+            yield from group
+
+
+def epoch_rows(method: Method, step: Step, images: Images, schedule: Schedule) -> Tensor:
+    """Return the positions of the images that an epoch shows: all of them, and exemplars as often as scheduled."""
+    every = torch.arange(len(images))
+    exemplars = every[images.labels < step.old] if method.rehearsal == "memory" else every[:0]
+    return torch.cat([every, exemplars.repeat(schedule.exemplar_repeats - 1)])
+
+
+def _shuffled_batches(count: int, size: int, random: torch.Generator) -> list[Tensor]:
+    """Split a random order into batches; a last batch of one image joins the one before, because of batch norm."""
+    order = torch.randperm(count, generator=random)
+    if count == 1:
+        order = order.repeat(2)
+    batches = list(order.split(size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+class _LossModule(nn.Module):
+    """A loss as a forward pass, which DistributedDataParallel can wrap."""
+
+    def __init__(self, method: Method, loss: Loss) -> None:
+        super().__init__()
+        self.method, self.loss = method, loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(x, y)
+
+
+def _data_parallel(method: Method, loss: Loss, runtime: Runtime) -> Loss:
+    """Return the loss with gradients averaged over all processes."""
+    if distributed.world_size() == 1:
+        return loss
+    device = torch.device(runtime.device)
+    warnings.filterwarnings("ignore", "Grad strides do not match")  # for the layer that reads a grey image
+    with distributed.peer_errors(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renames broadcast_buffers; older ones need it
+        return DistributedDataParallel(
+            _LossModule(method, loss),
+            device_ids=None if device.type == "cpu" else [device],
+            broadcast_buffers=False,  # batch-norm statistics are averaged once per epoch instead
+            find_unused_parameters=True,  # a stage may train a part of the network only
+        )

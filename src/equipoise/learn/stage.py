@@ -1,0 +1,70 @@
+"""A training stage while it runs: its state on disk, and whoever listens to its progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class StageState:
+    """A training stage after some whole epochs: everything that is needed to continue it exactly."""
+
+    epochs: int
+    seconds: float
+    tensors: dict[str, Tensor]
+
+
+class StageStore(Protocol):
+    """Where the stages of the current step are saved."""
+
+    def load(self, stage: int) -> StageState | None: ...
+
+    def save(self, stage: int, state: StageState) -> None: ...
+
+
+class NoStageStore:
+    """Save nothing."""
+
+    def load(self, stage: int) -> StageState | None:
+        return None
+
+    def save(self, stage: int, state: StageState) -> None: ...
+
+
+class TrainListener:
+    """Hears how training goes, and ignores it; override what you need."""
+
+    def stage(self, name: str, epochs: int, images: int, done: int) -> None:
+        """A stage starts: its epochs, images per epoch, and the epochs that were done before an interruption."""
+
+    def batch(self, images: int) -> None:
+        """One more batch of ``images`` was trained on."""
+
+    def epoch(self, epoch: int, loss: float, lr: float) -> None:
+        """An epoch is finished and saved."""
+
+
+def capture(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of a method and its optimizer as one flat dict."""
+    tensors = {f"method.{name}": value for name, value in method.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items() if value is not None}
+    return tensors
+
+
+def restore(method: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Undo ``capture``."""
+    method.load_state_dict({k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, value in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, what = name.split(".")
+            parameter = parameters[int(index)]
+            # the fused update walks raw memory, so momentum must have its parameter's layout (channels-last)
+            like = parameter if value.shape == parameter.shape else value
+            own = torch.empty_like(like, device=parameter.device)
+            optimizer.state[parameter][what] = own.copy_(value)

@@ -1,0 +1,50 @@
+"""Find methods by name: those in this package, and plug-ins with an entry point in the group equipoise.methods."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+import equipoise.methods
+from equipoise.core.config import build
+from equipoise.errors import UsageError, unknown_name
+from equipoise.learn.method import Method
+
+
+@cache
+def registry() -> dict[str, tuple[type[Method], Mapping[str, Any]]]:
+    """Return the class of each name and the field values that the name stands for."""
+    names = [found.name for found in pkgutil.iter_modules(equipoise.methods.__path__)]
+    modules = [import_module(f"equipoise.methods.{name}") for name in names]
+    classes = [value for module in modules for value in vars(module).values() if _is_method(value)]
+    classes += [entry.load() for entry in entry_points(group="equipoise.methods")]
+    return {name: (cls, fields) for cls in classes for name, fields in cls.variants.items()}
+
+
+def _is_method(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Method) and bool(value.variants)
+
+
+def lookup(name: str) -> tuple[type[Method], Mapping[str, Any]]:
+    """Return the class and field values of a name."""
+    if name not in registry():
+        raise unknown_name("method", name, registry())
+    return registry()[name]
+
+
+def family(name: str) -> str:
+    """Return the first name of a method's class, which recipes use for all its variants."""
+    return next(iter(lookup(name)[0].variants))
+
+
+def make(name: str, fields: Mapping[str, Any] | None = None) -> Method:
+    """Return the method ``name`` with the given hyper-parameters."""
+    cls, preset = lookup(name)
+    for field, value in (fields or {}).items():
+        if field in preset and preset[field] != value:
+            raise UsageError(f"'{name}' stands for {field}={preset[field]}: choose another method for {field}={value}")
+    return build(cls, {**(fields or {}), **preset}, f"methods.{name}")

@@ -1,0 +1,197 @@
+"""What people and programs see while a run is in progress."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from equipoise.engine.progress import ProgressBar, duration
+from equipoise.engine.results import StepResult
+from equipoise.engine.settings import Settings
+from equipoise.learn.stage import TrainListener
+
+Summary = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What is known when a run starts."""
+
+    settings: Settings
+    sizes: Sequence[int]
+    """Classes of each step."""
+    loads: Sequence[int]
+    """Images that each step will train on, over all epochs."""
+    results: Sequence[StepResult]
+    """Steps that are finished already."""
+    directory: Path
+    epochs_done: int
+    """Finished epochs of the interrupted step."""
+
+
+class RunListener(TrainListener):
+    """Hears of everything in a run, and ignores it; override what you need."""
+
+    def run(self, start: RunStart) -> None:
+        """A run starts or continues."""
+
+    def step(self, result: StepResult) -> None:
+        """A step is finished and saved."""
+
+    def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
+        """The run is finished."""
+
+    def close(self) -> None:
+        """Clean up the screen."""
+
+
+class ListenerGroup(RunListener):
+    """Several listeners as one."""
+
+    def __init__(self, *listeners: RunListener) -> None:
+        self.listeners = listeners
+
+    def _all(self, event: str, *arguments: Any) -> None:
+        for listener in self.listeners:
+            getattr(listener, event)(*arguments)
+
+    def run(self, start: RunStart) -> None:
+        self._all("run", start)
+
+    def stage(self, name: str, epochs: int, images: int, done: int) -> None:
+        self._all("stage", name, epochs, images, done)
+
+    def batch(self, images: int) -> None:
+        self._all("batch", images)
+
+    def epoch(self, epoch: int, loss: float, lr: float) -> None:
+        self._all("epoch", epoch, loss, lr)
+
+    def step(self, result: StepResult) -> None:
+        self._all("step", result)
+
+    def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
+        self._all("done", results, summary, directory)
+
+    def close(self) -> None:
+        self._all("close")
+
+
+class JsonRunPrinter(RunListener):
+    """Prints one JSON object per line: each step's result, then the summary."""
+
+    def run(self, start: RunStart) -> None:
+        for result in start.results:
+            self.step(result)
+
+    def step(self, result: StepResult) -> None:
+        print(json.dumps(result.to_dict()), flush=True)
+
+    def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
+        print(json.dumps({"summary": dict(summary), "directory": str(directory)}), flush=True)
+
+
+COLUMNS = {
+    "step": 6,
+    "classes": 9,
+    "top-1": 7,
+    "before": 8,
+    "top-5": 7,
+    "γ": 7,
+    "e(n)": 6,
+    "e(o,n)": 8,
+    "e(o,o)": 8,
+    "time": 8,
+}
+LEGEND = (
+    "before: top-1 without the correction; e(n): new images misclassified; e(o,n): old images predicted as new "
+    "classes; e(o,o): old images predicted as other old classes"
+)
+
+
+class RunTable(ProgressBar, RunListener):
+    """Prints a line per step, with a progress bar in between."""
+
+    def run(self, start: RunStart) -> None:
+        settings, sizes, results = start.settings, start.sizes, start.results
+        if not self.quiet:
+            self.console.print(
+                f"[bold]{settings.method}[/] on {settings.dataset}: {sum(sizes)} classes in {len(sizes)} steps, "
+                f"recipe {escape(settings.recipe)}, seed {settings.seed}"
+            )
+            if held := settings.stream.validation:
+                self.console.print(f"  evaluated on {held} held-out training images per class, not on test images")
+            if results or start.epochs_done:
+                more = f" and {start.epochs_done} epochs of the next" if start.epochs_done else ""
+                self.console.print(
+                    f"  continuing the run in {escape(str(start.directory))} after step {len(results)}{more}"
+                )
+            self._print_head()
+        self.start(start.loads, len(results))
+        for result in results:
+            self.step(result)
+
+    def step(self, result: StepResult) -> None:
+        self.at_step = result.step + 1
+        if not self.quiet:
+            self._print_row(result, len(self.loads))
+
+    def _print_head(self) -> None:
+        self.console.print(_line(tuple(COLUMNS)), style="bold")
+
+    def _print_row(self, result: StepResult, steps: int) -> None:
+        errors = result.errors
+        cells = (
+            f"{result.step}/{steps}",
+            str(result.seen),
+            _figure(result.accuracy),
+            _figure(result.accuracy_uncorrected) if result.corrected else "–",
+            _figure(result.accuracy_top5),
+            "–" if result.gamma is None else f"{result.gamma:.3f}",
+            *(str(count) for count in (errors.e_n, errors.e_on, errors.e_oo)),
+            duration(result.seconds),
+        )
+        self.console.print(_line(cells))
+
+    def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
+        self.close()
+        self._print_summary(summary)
+        self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
+
+    def _print_summary(self, summary: Summary) -> None:
+        self.console.print(f"  [bold]{summary_line(summary)}[/]", soft_wrap=True)
+        if not self.quiet:
+            self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
+
+
+def summary_line(summary: Summary) -> str:
+    """Return a run's summary in one line."""
+    parts = {
+        "last": "last",
+        "average without step 1": "average_without_first",
+        "with it": "average_with_first",
+        "forgetting": "forgetting",
+    }
+    return ", ".join(f"{words} {_figure(summary[name])}" for words, name in parts.items())
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def make_listener(json_lines: bool, quiet: bool) -> RunListener:
+    """Return the listener that ``equipoise run`` uses."""
+    if json_lines:
+        return JsonRunPrinter()
+    return RunTable(quiet, Console(file=sys.stdout, highlight=False))

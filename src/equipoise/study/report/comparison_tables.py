@@ -1,0 +1,88 @@
+"""What the page of a comparison says in numbers and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from equipoise.engine.progress import duration
+from equipoise.study.report.groups import Comparison, RunGroup
+from equipoise.study.report.paper import paper_result
+from equipoise.study.report.run_tables import SUMMARY, one_decimal, top1_of_paper
+
+
+def title(comparison: Comparison) -> str:
+    """Describe what is compared."""
+    groups = comparison.groups
+    methods = list(dict.fromkeys(group.method for group in groups))
+    datasets = " and ".join(dict.fromkeys(group.runs[0].settings["dataset"] for group in groups))
+    if len(methods) == 1:
+        return f"{len(groups)} variants of {methods[0]} on {datasets}"
+    return f"{len(methods)} methods on {datasets}"
+
+
+def protocol(comparison: Comparison) -> str:
+    """Describe what all runs have in common."""
+    runs = comparison.runs
+    found = {
+        "{} classes": {run.seen for run in runs},
+        "{} steps": {len(run.steps) for run in runs},
+        "recipe {}": {run.settings["recipe"] for run in runs},
+        "memory {}": {run.settings["memory"]["size"] for run in runs},
+    }
+    seeds = max(len(group.runs) for group in comparison.groups)
+    common = [words.format(*values) for words, values in found.items() if len(values) == 1]
+    return " · ".join([*common, f"{seeds} seed{'s' if seeds > 1 else ''}"])
+
+
+def method_table(comparison: Comparison, pages: Collection[str]) -> list[dict[str, Any]]:
+    """Return a row per group; ``pages`` names the runs that have a page of their own."""
+    return [_method_row(comparison, group, pages) for group in comparison.groups]
+
+
+def _method_row(comparison: Comparison, group: RunGroup, pages: Collection[str]) -> dict[str, Any]:
+    paper = paper_result(group.runs[0])
+    cells = {}
+    for name in SUMMARY:
+        values = group.summaries(name)
+        values = values[~np.isnan(values)]
+        cells[name] = {
+            "mean": float(values.mean()) if len(values) else None,
+            "std": float(values.std(ddof=1)) if len(values) > 1 else None,
+            "paper": top1_of_paper(paper, name),
+        }
+    names = {run.settings["seed"]: comparison.name(run) for run in group.runs}
+    seconds = float(group.values("seconds").sum(1).mean())
+    return {
+        "label": group.label,
+        "n": len(group.runs),
+        "cells": cells,
+        "pages": {seed: f"{quote(name)}/report.html" for seed, name in names.items() if name in pages},
+        "time": duration(seconds),
+        "seconds": seconds,
+    }
+
+
+def gains(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
+    """Return Table 2 of the paper: the accuracy after each step, and its difference from plain cross-entropy."""
+    base = next((group for group in groups if group.label in ("ce", "replay")), None)
+    if base is None or len({tuple(group.seen) for group in groups}) != 1:
+        return None
+    reference = base.values("accuracy").mean(0)
+    rows = []
+    for group in groups:
+        values = group.values("accuracy").mean(0)
+        paper = paper_result(group.runs[0])
+        row = [_gain(value, value - under, group is base) for value, under in zip(values, reference, strict=True)]
+        if len(values) > 1:
+            row.append(_gain(values[1:].mean(), values[1:].mean() - reference[1:].mean(), group is base))
+        curve = [*map(one_decimal, paper.curve), one_decimal(paper.average)] if paper and paper.curve else None
+        rows.append({"label": group.label, "cells": row, "paper": curve})
+    return {"seen": base.seen, "base": base.label, "rows": rows}
+
+
+def _gain(value: float, gain: float, is_base: bool) -> dict[str, str]:
+    return {"value": f"{value:.1f}", "gain": "" if is_base else f"{gain:+.1f}"}

@@ -1,0 +1,132 @@
+"""What the page of a run says in numbers and sentences."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+
+from equipoise.engine.progress import duration
+from equipoise.study.report.analysis import misclassified
+from equipoise.study.report.paper import PaperResult, paper_result
+from equipoise.study.report.runs import RunRecord
+
+SUMMARY = {
+    "last": "last step",
+    "average_without_first": "average without step 1",
+    "average_with_first": "average with step 1",
+    "forgetting": "forgetting",
+}
+"""Figures of summary.json, and what a page calls them."""
+MOST_CONFUSED = 8
+
+
+def headline(run: RunRecord) -> list[dict[str, str]]:
+    """Return the most important figures, next to the paper's if it reports the same."""
+    paper = paper_result(run)
+    cards = []
+    for name, title in SUMMARY.items():
+        value = (run.summary or {}).get(name)
+        if run.summary is None and name == "last":
+            value = run.steps[-1].accuracy
+        cards.append(_card(title, value, top1_of_paper(paper, name)))
+    if paper and paper.figure == "top5":
+        top5 = [step.accuracy_top5 or 0.0 for step in run.steps]
+        average = statistics.mean(top5[1:]) if len(top5) > 1 else None
+        cards.append(_card("top-5, last step", top5[-1], paper.last))
+        cards.append(_card("top-5, average without step 1", average, paper.average))
+    seconds = sum(step.seconds for step in run.steps)
+    return [*cards, {"name": "time", "value": duration(seconds), "paper": ""}]
+
+
+def _card(name: str, value: float | None, paper: float | None) -> dict[str, str]:
+    return {"name": name, "value": one_decimal(value), "paper": "" if paper is None else f"paper {paper:.1f}"}
+
+
+def top1_of_paper(paper: PaperResult | None, name: str) -> float | None:
+    """Return the paper's value of a figure of summary.json, if it reports top-1 accuracy."""
+    if paper is None or paper.figure != "top1":
+        return None
+    if name == "average_with_first" and paper.curve:
+        return statistics.mean(paper.curve)
+    return {"last": paper.last, "average_without_first": paper.average}.get(name)
+
+
+def one_decimal(value: float | None) -> str:
+    """Format a figure.
+
+    >>> one_decimal(66.64), one_decimal(None)
+    ('66.6', '–')
+    """
+    return "–" if value is None or np.isnan(value) else f"{value:.1f}"
+
+
+def conclusion(run: RunRecord) -> str:
+    """Describe the result in a sentence or two."""
+    last = run.steps[-1]
+    old = last.seen - last.new
+    if not old:
+        return f"The model has learned {last.seen} classes and reaches an accuracy of {last.accuracy:.1f} %."
+    made, _ = run.predictions(len(run.steps))
+    correct, is_old = made.top1 == made.labels, made.labels < old
+    on_old, on_new = (one_decimal(_percentage(correct[mask])) for mask in (is_old, ~is_old))
+    text = (
+        f"The model has learned {last.seen} classes in {len(run.steps)} steps and reaches an accuracy of "
+        f"{last.accuracy:.1f} %: {on_old} % on the {old} old classes and {on_new} % on the {last.new} newest."
+    )
+    if run.corrected and last.accuracy is not None and last.accuracy_uncorrected is not None:
+        text += f" The correction changed it by {last.accuracy - last.accuracy_uncorrected:+.1f} points."
+    return text
+
+
+def _percentage(correct: np.ndarray[Any, Any]) -> float | None:
+    return 100 * float(correct.mean()) if len(correct) else None
+
+
+def class_table(run: RunRecord) -> list[dict[str, Any]]:
+    """Return for every class when it was learned, its accuracy then and now, and its most frequent error."""
+    wrong = misclassified(run.predictions(len(run.steps))[0], run.seen)
+    table = []
+    for c, name in enumerate(run.names):
+        learned = int(run.step_of[c])
+        then, now = run.steps[learned - 1].per_class[c].accuracy, run.steps[-1].per_class[c].accuracy
+        other = int(wrong[c].argmax())
+        table.append(
+            {
+                "name": name,
+                "learned": learned,
+                "then": then,
+                "now": now,
+                "change": None if then is None or now is None else now - then,
+                "predicted_as": run.names[other] if wrong[c, other] else "",
+                "images": int(wrong[c, other]),
+            }
+        )
+    return table
+
+
+def confusion_lists(run: RunRecord) -> dict[str, Any]:
+    """Return what a click on a confusion matrix shows: pairs of predicted class and images, most frequent first."""
+    listed = {}
+    for name, made in zip(("confusion", "confusion-before"), run.predictions(len(run.steps)), strict=True):
+        wrong = misclassified(made, run.seen)
+        order = np.argsort(-wrong, axis=1, kind="stable")[:, :MOST_CONFUSED]
+        listed[name] = [
+            [[int(j), int(row[j])] for j in others if row[j]] for row, others in zip(wrong, order, strict=True)
+        ]
+    return {"names": run.names, "steps": run.step_of.tolist(), "predicted_as": listed}
+
+
+def provenance(run: RunRecord) -> dict[str, str]:
+    """Return the command, versions and machine of a run."""
+    config = run.config
+    versions = ", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items())
+    machine = config.get("machine", {})
+    cores = f"{machine.get('cores', '?')} cores"
+    return {
+        "command": config.get("command", ""),
+        "equipoise": f"{config.get('equipoise', '')}, commit {config.get('commit') or 'unknown'}",
+        "versions": f"Python {config.get('python', '')}, {versions}",
+        "machine": ", ".join(str(part) for part in (machine.get("system"), cores, machine.get("cpu")) if part),
+    }

@@ -1,0 +1,283 @@
+"""A run's directory: settings, results, and a checkpoint to continue from.
+
+config.json              settings, versions, commit, command
+metrics.jsonl            one line per step
+summary.json             written after the last step
+predictions/step-N       predictions on every test image, before and after the correction
+gallery/                 thumbnails of exemplars and of some test images
+checkpoint/manifest.json the files of the checkpoint; replaced last, so that they are complete when it names them
+checkpoint/step/         the current step
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from torch import Tensor
+
+from equipoise.core.directory import Directory
+from equipoise.core.tensors import read_tensors, write_tensors
+from equipoise.data.images import Images, Store
+from equipoise.data.memory import Memory
+from equipoise.data.stream import ClassStream
+from equipoise.engine.checkpoint import StepCheckpoint
+from equipoise.engine.results import FORMAT, StepResult, read_lines, write_lines
+from equipoise.engine.settings import Settings
+from equipoise.errors import RunError, UsageError
+from equipoise.learn.method import Method
+from equipoise.learn.runtime import processor
+from equipoise.study.gallery import write_gallery
+from equipoise.version import __version__
+
+OWNED: dict[str, Any] = {
+    **dict.fromkeys(("config.json", "metrics.jsonl", "summary.json", "report.html", ".lock"), "file"),
+    **dict.fromkeys(("predictions", "gallery", "tracking", "checkpoint", "checkpoint/step"), "dir"),
+}
+"""What equipoise writes into a run directory."""
+STATE = re.compile(r"step-\d+\.safetensors")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of checkpoint/manifest.json."""
+
+    format: int
+    data: str
+    """The data set's fingerprint: rows of the memory are meaningless for other data."""
+    steps: int = 0
+    """Finished steps."""
+    state: str | None = None
+    """The file with the method's state after them."""
+    memory: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Label and training rows of the exemplars of each class."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    results: list[StepResult]
+    """Results of the finished steps."""
+    state: dict[str, Tensor] | None
+    """The method's state after them."""
+    memory: list[tuple[int, list[int]]]
+    epochs: int
+    """Finished epochs of the interrupted step."""
+
+
+class RunDir:
+    """Open as a context: one process at a time."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.path, self.settings = path, settings
+        self.directory = Directory(path)
+        self._checkpoint = self.directory.sub("checkpoint")
+
+    def check(self) -> None:
+        """Raise an error if the directory holds something else. Changes nothing, so it can run before data is loaded."""
+        if self.directory.exists("compare.json"):
+            raise UsageError(f"{self.path} holds a comparison: choose another --out for a run")
+        self.directory.check_owned(OWNED)
+        if not self.directory.exists("config.json"):
+            if self._checkpoint.exists("manifest.json"):
+                raise self._damaged("config.json is missing")
+            return
+        try:
+            config = read_config(self.directory)
+            stored = Settings.from_identity(config["settings"]).identity()
+        except (UsageError, KeyError, TypeError) as error:
+            raise self._damaged(f"cannot read its settings: {error}") from error
+        difference = first_difference(stored, self.settings.identity())
+        if difference:
+            raise UsageError(f"{self.path} holds a run with {difference}: choose another --out or remove it")
+
+    def _damaged(self, why: object) -> RunError:
+        return RunError(f"the run in {self.path} is damaged ({why}): remove the directory to start again")
+
+    def open(self, stream: ClassStream) -> Self:
+        """Lock the directory and read how far the run is."""
+        try:
+            for name in ("checkpoint", "predictions"):
+                self.directory.make_dir(name)
+        except RunError as error:
+            raise UsageError(f"{error}; choose another --out") from error
+        with ExitStack() as stack:
+            stack.enter_context(self.directory.lock())
+            self._read(stream)
+            self._lock = stack.pop_all()
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.close()
+
+    def _read(self, stream: ClassStream) -> None:
+        self.check()
+        fingerprint = stream.fingerprint()
+        if not self.directory.exists("config.json"):
+            config = {"settings": self.settings.identity(), "classes": list(stream.names), "sizes": stream.sizes}
+            self.directory.write_json("config.json", {"format": FORMAT, **config, **environment()})
+        self._names = stream.names
+        self._manifest = Manifest(FORMAT, fingerprint)
+        if self._checkpoint.exists("manifest.json"):
+            try:
+                self._manifest = msgspec.convert(self._checkpoint.read_json("manifest.json"), Manifest)
+            except (RunError, msgspec.ValidationError) as error:
+                raise self._damaged(error) from error
+            if self._manifest.data != fingerprint:
+                raise RunError(
+                    f"the data changed since the run in {self.path} began: restore it, or choose another --out"
+                )
+        self._tidy()
+        self.current_step = self._next_step()
+
+    # ---- finished steps
+
+    @property
+    def steps_done(self) -> int:
+        return self._manifest.steps
+
+    def _next_step(self) -> StepCheckpoint:
+        return StepCheckpoint(self._checkpoint, "step", f"step {self.steps_done + 1}")
+
+    def progress(self) -> Progress:
+        """Return everything that is needed to continue."""
+        manifest = self._manifest
+        try:
+            state = read_tensors(self._checkpoint, manifest.state) if manifest.state is not None else None
+            return Progress(self.results(), state, manifest.memory, self.current_step.epochs)
+        except RunError as error:
+            raise self._damaged(error) from error
+
+    def restore(self, progress: Progress, method: Method, memory: Memory, store: Store) -> None:
+        """Bring a method and its memory to the end of the last finished step."""
+        if progress.state is None:
+            return
+        try:
+            method.load_state_dict(progress.state)
+            memory.restore(progress.memory, store)
+        except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
+            raise self._damaged(str(error).splitlines()[0]) from error
+
+    def results(self) -> list[StepResult]:
+        """Return the results of the finished steps."""
+        if not self.steps_done:
+            return []
+        lines = self.directory.read_text("metrics.jsonl").splitlines(keepends=True)[: self.steps_done]
+        results = read_lines("".join(lines), "metrics.jsonl", self._names)
+        if len(results) != self.steps_done:
+            raise RunError("metrics.jsonl lacks lines")
+        return results
+
+    def finish_step(
+        self,
+        result: StepResult,
+        state: dict[str, Tensor],
+        memory: dict[int, list[int]],
+        predictions: dict[str, Tensor],
+    ) -> None:
+        """Save a finished step; replacing the manifest commits it."""
+        write_tensors(self.directory, f"predictions/step-{result.step}.safetensors", predictions)
+        self.directory.write_text("metrics.jsonl", write_lines([*self.results(), result]))
+        name = f"step-{result.step}.safetensors"
+        write_tensors(self._checkpoint, name, state)
+        self._manifest = replace(
+            self._manifest, format=FORMAT, steps=result.step, state=name, memory=list(memory.items())
+        )
+        self._checkpoint.write_json("manifest.json", asdict(self._manifest))
+        self._tidy()
+        self.current_step = self._next_step()
+
+    def finish(self, summary: Mapping[str, float | None], memory: Memory, tests: Images) -> None:
+        """Save what is written after the last step."""
+        gallery = self.directory.sub("gallery")
+        if not gallery.exists("gallery.json"):
+            predictions = read_tensors(self.directory, f"predictions/step-{self.steps_done}.safetensors")
+            write_gallery(gallery, memory, tests, predictions)
+        self.directory.write_json("summary.json", dict(summary))
+
+    def _tidy(self) -> None:
+        """Delete old states and what a killed process left behind; the lock is held."""
+        self._checkpoint.remove_temporary()
+        for entry in self._checkpoint.entries():
+            if STATE.fullmatch(entry.name) and entry.name != self._manifest.state:
+                self._checkpoint.remove(entry.name)
+
+
+def read_config(directory: Directory) -> dict[str, Any]:
+    """Read config.json of a run of this or an older version."""
+    config = directory.read_json("config.json")
+    if not isinstance(config, dict) or not isinstance(config.get("settings"), dict):
+        raise RunError(f"{directory.path / 'config.json'} is damaged (it has no settings): restore it from a copy")
+    if not isinstance(config.get("format"), int) or config["format"] > FORMAT:
+        raise RunError(
+            f"{directory.path} has format {config.get('format')}, but this version of equipoise reads up to {FORMAT}: "
+            "update equipoise"
+        )
+    return config
+
+
+def first_difference(old: Any, new: Any, where: str = "") -> str | None:
+    """Describe the first setting in which two runs differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            found = first_difference(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+            if found:
+                return found
+        return None
+    if old == new:
+        return None
+    name = where.replace("fields.", "method.")
+    return f"{name}={_shown(old)}, but this command has {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def environment() -> dict[str, Any]:
+    """Return the command, versions and machine, for config.json."""
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "equipoise": __version__,
+        "commit": _commit_of(Path(__file__).parent),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("torch", "numpy", "pillow", "scikit-learn")},
+        "machine": {"system": platform.platform(), "cores": len(_affinity()), "cpu": processor()},
+    }
+
+
+def _affinity() -> Sequence[int]:
+    return list(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+def _commit_of(folder: Path) -> str | None:
+    """Return the commit of a source checkout, with + for uncommitted changes; None for an installed package."""
+    git = ["git", "-C", str(folder)]
+    try:
+        top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=True)
+        if Path(top.stdout.strip()).resolve() not in folder.resolve().parents or ".venv" in folder.parts:
+            return None
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
+        return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

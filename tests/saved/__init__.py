@@ -1,0 +1,1 @@
+"""Run and model directories written by released versions."""

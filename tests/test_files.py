@@ -1,0 +1,106 @@
+"""Atomic files at paths that the user named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.core.files import atomic_write, read_json, write_bytes, write_json, write_text
+from equipoise.errors import RunError
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "bytes", b"\0\xff")
+    assert (tmp_path / "bytes").read_bytes() == b"\0\xff"
+    write_text(tmp_path / "text", "γ\n")
+    assert (tmp_path / "text").read_text(encoding="utf-8") == "γ\n"
+    value = {"name": os.fsdecode(b"/data/caf\xe9"), "list": [1, 2.5, None]}
+    write_json(tmp_path / "value.json", value)
+    assert read_json(tmp_path / "value.json") == value
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bytes", "text", "value.json"]
+
+
+def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    rename, sync = os.replace, os.fsync
+
+    def note_rename(*arguments: Any, **options: Any) -> None:
+        events.append("rename")
+        rename(*arguments, **options)
+
+    def note_sync(file: int) -> None:
+        events.append("sync")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    write_text(tmp_path / "file", "new")
+    assert events == ["sync", "rename", "sync"]
+
+
+def fail_with_os_error(file: Path) -> None:
+    file.write_text("half")
+    raise OSError(28, "No space left on device")
+
+
+def save_into_missing_directory(file: Path) -> None:
+    torch.save({}, file / "missing" / "file")
+
+
+@pytest.mark.parametrize("write", [fail_with_os_error, save_into_missing_directory])
+def test_a_failed_write_leaves_the_old_file(write: Callable[[Path], None], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("old")
+    with pytest.raises(RunError, match=r"cannot write .*file \(.*\): choose another place"):
+        atomic_write(file, write)
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
+    def interrupt(file: Path) -> None:
+        file.write_text("half")
+        raise KeyboardInterrupt
+
+    file = tmp_path / "file"
+    file.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        atomic_write(file, interrupt)
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_link_is_replaced_and_its_target_is_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "link").symlink_to("target")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "target").read_text() == "mine"
+    assert (tmp_path / "link").read_text() == "new"
+
+
+def test_places_that_cannot_be_written_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, reason in (
+        (tmp_path, "it is a directory"),
+        (Path("/"), "it is a directory"),
+        (tmp_path / "missing" / "file", "No such file or directory"),
+        (tmp_path / "file" / "file", "Not a directory"),
+    ):
+        with pytest.raises(RunError, match=rf"cannot write {path} \({reason}\): choose another"):
+            write_text(path, "new")
+
+
+def test_files_that_are_not_json_are_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "value.json"
+    for content in (b"{", b"", b"\xff", b"[" * 100_000):
+        file.write_bytes(content)
+        with pytest.raises(RunError, match=r"value\.json is not valid JSON .*: ask for help"):
+            read_json(file, "ask for help")
+    file.unlink()
+    with pytest.raises(RunError, match=r"cannot read .*value\.json \(No such file or directory\): check"):
+        read_json(file)
