@@ -1,13 +1,14 @@
-"""All ratios of one run, as a table and as JSON with the machine's facts: `make bench` (docs/performance.md explains).
+"""Run all benchmarks (`make bench`); print a table and write it as JSON. See docs/performance.md.
 
-Every row compares ours with something else in turns, so that the machine's own speed cancels out. On a machine that
-does other work at the same time, rows differ from one call to the next by a tenth.
+Every row compares equipoise with a baseline in the same run, in alternation, so that the machine's own speed cancels
+out. On a machine that does other work at the same time, ratios vary by about 10 % between runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import herding
@@ -15,7 +16,7 @@ import predicting
 import replay
 import reporting
 import training_step
-from turns import machine
+from timing import HEADER, machine
 
 PARTS = {
     "step": training_step.measure,
@@ -28,23 +29,21 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help=f"all unless named: {', '.join(PARTS)}")
-    parser.add_argument("--out", type=Path, default=Path("bench.json"))
-    asked = parser.parse_args()
-    if strange := set(asked.parts) - set(PARTS):
-        parser.error(f"there is no part '{min(strange)}': there are {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", help=f"benchmarks to run (default: all): {', '.join(PARTS)}")
+    parser.add_argument("--out", type=Path, default=Path("bench.json"), help="file to write (default: bench.json)")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown benchmark '{min(unknown)}': choose from {', '.join(PARTS)}")
     facts = machine()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    print(f"{'what':42}{'ours':>10}{'theirs':>10} {'unit':9}{'ratio':>8}  than")
+    print(HEADER)
     rows = []
-    for part in asked.parts or PARTS:
+    for part in options.parts or PARTS:
         for row in PARTS[part]():
-            rows.append({"part": part, **row})
-            goal = "" if row["goal"] is None else f" (goal {row['goal']:g})"
-            numbers = f"{row['ours']:>10,}{row['theirs']:>10,} {row['unit']:9}{row['ratio']:>8,}"
-            print(f"{row['what']:42}{numbers}  {row['than']}{goal}", flush=True)
-            asked.out.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
-    print(f"written to {asked.out}")
+            rows.append({"part": part, **asdict(row)})
+            print(row, flush=True)
+            options.out.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    print(f"written to {options.out}")
 
 
 if __name__ == "__main__":

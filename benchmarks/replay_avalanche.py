@@ -1,6 +1,6 @@
-"""Avalanche's replay strategy on our network and our numbers; runs in Avalanche's own environment (see replay.py).
+"""Avalanche's replay strategy with our network and images, in Avalanche's own environment (see replay.py).
 
-Waits for a line on standard input before each epoch, and prints the epoch's seconds and images after it.
+Wait for a line on standard input before each epoch; print the epoch's seconds and number of images after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 warnings.filterwarnings("ignore")
-library = torch.library.Library("torchvision", "DEF")  # torchvision beside a CPU torch lacks its own operators
+library = torch.library.Library("torchvision", "DEF")  # torchvision next to a CPU torch lacks its own operators
 library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
@@ -28,11 +28,11 @@ from torch.utils.data import Dataset  # noqa: E402
 from torchvision import transforms  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-from equipoise.learn.backbones.base import Architecture  # noqa: E402
+from equipoise.learn.backbones import Architecture  # noqa: E402
 
 
-class Pictures(Dataset):
-    """What torchvision's CIFAR gives: a PIL image and its class."""
+class ImageDataset(Dataset):
+    """Return PIL images and classes, as torchvision's CIFAR does."""
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, transform: object) -> None:
         self.pixels, self.targets, self.transform = pixels, labels.tolist(), transform
@@ -45,24 +45,26 @@ class Pictures(Dataset):
         return self.transform(image), self.targets[index]
 
 
-class OnCommand(SupervisedPlugin):
-    """An epoch begins when it is asked for; what is not an epoch is not timed."""
+class EpochOnCommand(SupervisedPlugin):
+    """Start each epoch when a line arrives, and time nothing but the epoch."""
 
     def before_training_epoch(self, strategy: object, **_: object) -> None:
         self.images = 0
         if strategy.experience.current_experience:
             sys.stdin.readline()
-        self.began = time.perf_counter()
+        self.started = time.perf_counter()
 
     def after_training_iteration(self, strategy: object, **_: object) -> None:
         self.images += len(strategy.mb_x)
 
     def after_training_epoch(self, strategy: object, **_: object) -> None:
         if strategy.experience.current_experience:
-            print(json.dumps([time.perf_counter() - self.began, self.images]), flush=True)
+            print(json.dumps([time.perf_counter() - self.started, self.images]), flush=True)
 
 
-class Net(nn.Module):
+class Classifier(nn.Module):
+    """Our ResNet-32 with a linear head."""
+
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.backbone = Architecture("resnet32", (3, 32, 32))()
@@ -76,8 +78,8 @@ def main(data: str, batch: int, memory: int, threads: int, epochs: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     arrays = np.load(data)
-    pixels, labels = arrays["pixels"], arrays["labels"]  # two steps' images, as N × 32 × 32 × 3
-    usual = transforms.Compose(
+    pixels, labels = arrays["pixels"], arrays["labels"]  # the images of two steps, N × 32 × 32 × 3
+    augment = transforms.Compose(
         [
             transforms.RandomCrop(32, padding=4),
             transforms.RandomHorizontalFlip(),
@@ -85,18 +87,18 @@ def main(data: str, batch: int, memory: int, threads: int, epochs: int) -> None:
             transforms.Normalize((0.5,) * 3, (0.25,) * 3),
         ]
     )
-    pictures = Pictures(pixels, labels, usual)
-    stream = nc_benchmark(pictures, pictures, 2, False, fixed_class_order=sorted(set(labels.tolist()))).train_stream
-    net = Net(int(labels.max()) + 1)
+    dataset = ImageDataset(pixels, labels, augment)
+    stream = nc_benchmark(dataset, dataset, 2, False, fixed_class_order=sorted(set(labels.tolist()))).train_stream
+    net = Classifier(int(labels.max()) + 1)
     new = len(labels) // 2
-    share = round(batch * memory / (memory + new))  # so that a batch, and the epoch, are as large as ours
+    replayed = round(batch * memory / (memory + new))  # per batch, so that batches and epochs are as large as ours
     strategy = Naive(
         model=net,
         optimizer=torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, weight_decay=1e-4),
         criterion=nn.CrossEntropyLoss(),
-        train_mb_size=batch - share,
+        train_mb_size=batch - replayed,
         train_epochs=1,
-        plugins=[ReplayPlugin(memory, batch_size=batch - share, batch_size_mem=share), OnCommand()],
+        plugins=[ReplayPlugin(memory, batch_size=batch - replayed, batch_size_mem=replayed), EpochOnCommand()],
         evaluator=EvaluationPlugin(),
     )
     strategy.train(stream[0], num_workers=0)

@@ -1,11 +1,11 @@
-"""Do the runs that are not published yet, and keep what is small of each.
+"""Execute the published runs that are missing, and keep the small files of each.
 
-A call goes on where the last one stopped:
+A call continues where the last one stopped:
 
-    python results/queue_runs.py --data-root DIR [--at-once 2] [--only lite/wa-0 …]
+    python results/queue_runs.py --data-root DIR [--parallel 2] [--only lite/wa-0 …]
 
-With several at once, each has its own share of the cores (Linux): two runs on a core each are done sooner than one
-after the other on both, because a second core makes a small network's run only some 1.6 times as fast.
+Parallel runs share the cores (Linux): two runs on one core each finish sooner than one after the other on two cores,
+because a second core makes the run of a small network only about 1.6 times as fast.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ SMALL = ("config.json", "metrics.jsonl", "summary.json")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-root", required=True, help="where CIFAR-100 is")
-    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="where runs are while they go on")
-    parser.add_argument("--at-once", type=int, default=1, help="how many runs share the cores")
-    parser.add_argument("--only", nargs="*", default=list(RUNS), help="names of runs; all unless named")
-    asked = parser.parse_args()
-    for name in asked.only:
+    parser.add_argument("--data-root", required=True, help="directory of CIFAR-100")
+    parser.add_argument("--work", type=Path, default=Path("runs/results"), help="directory for runs in progress")
+    parser.add_argument("--parallel", type=int, default=1, help="number of runs at a time")
+    parser.add_argument("--only", nargs="*", default=list(RUNS), help="names of runs (default: all)")
+    options = parser.parse_args()
+    for name in options.only:
         if name not in RUNS:
-            parser.error(f"there is no run '{name}': results/plan.py lists them")
+            parser.error(f"unknown run '{name}': results/plan.py lists them")
     places: Queue[list[str]] = Queue()
-    for place in range(asked.at_once):
-        places.put(pinned(place, asked.at_once) if asked.at_once > 1 else [])
-    with ThreadPoolExecutor(asked.at_once) as pool:
-        runs = [pool.submit(do, name, asked.data_root, asked.work, places) for name in asked.only]
+    for place in range(options.parallel):
+        places.put(pin_to_cores(place, options.parallel) if options.parallel > 1 else [])
+    with ThreadPoolExecutor(options.parallel) as pool:
+        runs = [pool.submit(execute, name, options.data_root, options.work, places) for name in options.only]
         try:
             for run in runs:
                 run.result()
-        except BaseException:  # Ctrl-C, too: what has not begun does not begin
+        except BaseException:  # also Ctrl-C: do not start the waiting runs
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def do(name: str, data_root: str, work: Path, places: Queue[list[str]]) -> None:
+def execute(name: str, data_root: str, work: Path, places: Queue[list[str]]) -> None:
+    """Execute a run unless it is published already."""
     if (HERE / name / "summary.json").exists():
-        print(f"{name} is there already", flush=True)
+        print(f"{name} exists", flush=True)
         return
     place = places.get()
     print(f"{name} …", flush=True)
@@ -64,32 +65,32 @@ def do(name: str, data_root: str, work: Path, places: Queue[list[str]]) -> None:
     keep(name, work / name, HERE / name)
 
 
-def pinned(place: int, places: int) -> list[str]:
-    """What gives a command its share of the cores."""
+def pin_to_cores(place: int, places: int) -> list[str]:
+    """Return the start of a command that restricts it to its share of the cores."""
     cores = sorted(os.sched_getaffinity(0))[place::places]
     return ["taskset", "--cpu-list", ",".join(map(str, cores))]
 
 
 def keep(name: str, run: Path, place: Path) -> None:
-    """Copy what the page needs; ``summary.json`` comes last, because it says that the rest is there."""
+    """Copy what the page needs; ``summary.json`` is last, because it marks a complete copy."""
     place.mkdir(parents=True, exist_ok=True)
     if name in WITH_PREDICTIONS:
         last = len((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         (place / "predictions").mkdir(exist_ok=True)
         for step in range(1 if name in WITH_EVERY_STEP else last, last + 1):
             file = f"predictions/step-{step}.safetensors"
-            save_file({key: smaller(value) for key, value in load_file(run / file).items()}, place / file)
+            save_file({key: half_size(value) for key, value in load_file(run / file).items()}, place / file)
     for file in SMALL:
         text = (run / file).read_text(encoding="utf-8")
-        if file == "config.json":  # where it was computed is nobody's business, and the same command works elsewhere
+        if file == "config.json":  # publish no local path; the same command works elsewhere
             config = json.loads(text)
             config["command"] = " ".join(["equipoise run cifar100 --data-root DIR", *RUNS[name]])
             text = json.dumps(config, indent=1, ensure_ascii=False) + "\n"
         (place / file).write_text(text, encoding="utf-8")
 
 
-def smaller(values: torch.Tensor) -> torch.Tensor:
-    """Class numbers in two bytes instead of eight, shares and norms in two instead of four."""
+def half_size(values: torch.Tensor) -> torch.Tensor:
+    """Store class numbers in two bytes instead of eight, and other numbers in two instead of four."""
     return values.to(torch.int16 if values.dtype == torch.int64 else torch.float16).contiguous()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.sources import load
 from equipoise.study.experiment import RunResult
 from equipoise.study.run import run
+from tests.folders import glyph_folder
+from tests.models import learn
 
 torch.set_num_threads(1)
 
@@ -50,6 +53,28 @@ def quick(tmp_path: Path) -> Quick:
         return run("digits", overrides=overrides, **options)
 
     return go
+
+
+@pytest.fixture(scope="session")
+def glyph_steps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return three folders with three classes of glyphs each: A, B, C; D, E, F; G, H, I."""
+    root = tmp_path_factory.mktemp("glyphs")
+    return [glyph_folder(root / str(step), range(3 * step, 3 * step + 3)) for step in range(3)]
+
+
+@pytest.fixture(scope="session")
+def two_steps(glyph_steps: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model that has learned six classes in two steps; it must not be changed."""
+    place = tmp_path_factory.mktemp("models") / "two"
+    for folder in glyph_steps[:2]:
+        learn(place, folder)
+    return place
+
+
+@pytest.fixture
+def model_path(two_steps: Path, tmp_path: Path) -> Path:
+    """Return a copy of the model that has learned two steps."""
+    return shutil.copytree(two_steps, tmp_path / "model")
 
 
 def interruptible() -> None:

@@ -1,8 +1,9 @@
-"""The correction and the loss against arithmetic written from the paper's equations, in NumPy."""
+"""The correction and the loss, compared with NumPy code written from the paper's equations."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from torch import nn
 import equipoise as eq
 from equipoise.errors import UsageError
 from equipoise.learn.align import unit_head
+from equipoise.learn.backbones import Architecture
 from equipoise.learn.head import Head
 from equipoise.learn.losses import distill, distillation_weight
-from equipoise.learn.backbones.base import Architecture
-from equipoise.methods import make
+from equipoise.methods import Method
+from equipoise.methods.registry import make
 from equipoise.methods.wa import WA
 from equipoise.study.align_file import align_file
 
@@ -70,11 +72,11 @@ def test_alignment_scales_the_new_logits_by_gamma() -> None:
 
 @pytest.mark.parametrize("old", [0, 7, 8, -1])
 def test_align_head_needs_old_and_new_classes(old: int) -> None:
-    with pytest.raises(UsageError, match="cannot be the old ones"):
+    with pytest.raises(UsageError, match="n_old must be between 1 and 6"):
         eq.align_head(layer(), n_old=old)
 
 
-def test_align_head_refuses_what_has_no_ratio() -> None:
+def test_align_head_rejects_weights_without_a_ratio() -> None:
     head = layer()
     head.weight.data[4:] = 0
     with pytest.raises(UsageError, match="all new classes are zero"):
@@ -84,7 +86,7 @@ def test_align_head_refuses_what_has_no_ratio() -> None:
         eq.align_head(head, n_old=4)
     head.bias.data = torch.zeros(3)
     head.weight.data[:4] = 1
-    with pytest.raises(UsageError, match="do not belong together"):
+    with pytest.raises(UsageError, match="7 rows but its bias has 3 values"):
         eq.align_head(head, n_old=4)
     head.weight.data[0, 0] = torch.nan
     with pytest.raises(UsageError, match="not finite"):
@@ -99,13 +101,13 @@ def test_half_precision_norms_do_not_overflow() -> None:
     assert eq.head_norms(head).tolist() == [102_400, 102_400]
 
 
-def test_unit_head_gives_every_row_norm_one() -> None:
+def test_unit_head_gives_every_row_unit_norm() -> None:
     head = layer()
     direction = head.weight[2].detach().numpy() / np.linalg.norm(head.weight[2].detach().numpy())
-    scores = head(torch.ones(1, 5, dtype=torch.double)).detach().numpy()
+    logits = head(torch.ones(1, 5, dtype=torch.double)).detach().numpy()
     length = np.linalg.norm(head.weight.detach().numpy(), axis=1)
     unit_head(head)
-    np.testing.assert_allclose(head(torch.ones(1, 5, dtype=torch.double)).detach().numpy(), scores / length)
+    np.testing.assert_allclose(head(torch.ones(1, 5, dtype=torch.double)).detach().numpy(), logits / length)
     np.testing.assert_allclose(np.linalg.norm(head.weight.detach().numpy(), axis=1), 1)
     np.testing.assert_allclose(head.weight[2].detach().numpy(), direction)
 
@@ -115,67 +117,74 @@ def softmax(values: Array) -> Array:
     return np.asarray(raised / raised.sum(1, keepdims=True))
 
 
-def paper_loss(scores: Array, teacher: Array, labels: NDArray[np.int64], lam: float, T: float) -> float:
+def paper_loss(logits: Array, teacher: Array, labels: NDArray[np.int64], lam: float, T: float) -> float:
     """Eq. 1–3 as printed."""
     old = teacher.shape[1]
-    cross = -np.mean([np.log(softmax(scores)[i, y]) for i, y in enumerate(labels)])
-    target, said = softmax(teacher / T), softmax(scores[:, :old] / T)
-    kd = np.mean([-sum(target[i, c] * np.log(said[i, c]) for c in range(old)) for i in range(len(labels))])
+    cross = -np.mean([np.log(softmax(logits)[i, y]) for i, y in enumerate(labels)])
+    target, output = softmax(teacher / T), softmax(logits[:, :old] / T)
+    kd = np.mean([-sum(target[i, c] * np.log(output[i, c]) for c in range(old)) for i in range(len(labels))])
     return float((1 - lam) * cross + lam * kd)
 
 
 def test_distillation_is_equation_3_without_t_squared() -> None:
     torch.manual_seed(0)
-    scores, teacher = torch.randn(6, 5).double(), torch.randn(6, 3).double()
-    expected = paper_loss(scores.numpy(), teacher.numpy(), np.zeros(6, int), lam=1.0, T=2.0)
-    assert distill(scores, teacher, 2.0).item() == pytest.approx(expected, rel=1e-12)
+    logits, teacher = torch.randn(6, 5).double(), torch.randn(6, 3).double()
+    expected = paper_loss(logits.numpy(), teacher.numpy(), np.zeros(6, int), lam=1.0, T=2.0)
+    assert distill(logits, teacher, 2.0).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_lambda_rule() -> None:
+def test_distillation_weight_is_the_share_of_old_classes() -> None:
     assert distillation_weight(80, 20) == 0.8
     assert distillation_weight(50, 10) == pytest.approx(5 / 6)
 
 
 def wa_at_step_two(**fields: object) -> WA:
-    """A WA method between its first and second step: 3 old classes, 2 new ones."""
+    """Return a WA method at the start of its second step: 3 old classes, 2 new ones."""
     method = make("wa", fields)
     assert isinstance(method, WA)
     torch.manual_seed(1)
     method.build(Architecture("tiny", (1, 8, 8)))
-    method.head.grow(3)
-    step = type("Step", (), {"old": 3, "new": 2})()
-    method.begin(step, None)  # type: ignore[arg-type]
+    begin(method, old=0, new=3)
+    begin(method, old=3, new=2)
     return method
 
 
-@pytest.mark.parametrize("balance", [None, 0.3])
+def begin(method: Method, old: int, new: int) -> None:
+    """Start a step as the engine does, without images."""
+    step: Any = SimpleNamespace(old=old, new=new)
+    fit: Any = None
+    method.start_step(step)
+    method.begin(step, fit)
+
+
+@pytest.mark.parametrize("kd_weight", [None, 0.3])
 @pytest.mark.parametrize("temperature", [2.0, 1.0])
-def test_wa_loss_is_equation_1(balance: float | None, temperature: float) -> None:
-    method = wa_at_step_two(balance=balance, temperature=temperature).eval()
+def test_wa_loss_is_equation_1(kd_weight: float | None, temperature: float) -> None:
+    method = wa_at_step_two(kd_weight=kd_weight, temperature=temperature).eval()
     assert method.teacher is not None
     x, y = torch.rand(8, 1, 8, 8), torch.tensor([0, 1, 2, 3, 4, 3, 2, 0])
     with torch.no_grad():
-        scores, teacher = method.predict(x).double().numpy(), method.teacher.predict(x).double().numpy()
-    assert scores.shape == (8, 5)
+        logits, teacher = method.predict(x).double().numpy(), method.teacher.predict(x).double().numpy()
+    assert logits.shape == (8, 5)
     assert teacher.shape == (8, 3)
-    lam = 3 / 5 if balance is None else balance
-    expected = paper_loss(scores, teacher, y.numpy(), lam, temperature)
+    lam = 3 / 5 if kd_weight is None else kd_weight
+    expected = paper_loss(logits, teacher, y.numpy(), lam, temperature)
     assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_first_step_is_plain_cross_entropy() -> None:
     method = make("wa")
     method.build(Architecture("tiny", (1, 8, 8)))
-    method.begin(type("Step", (), {"old": 0, "new": 4})(), None)  # type: ignore[arg-type]
+    begin(method, old=0, new=4)
     method.eval()
     x, y = torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 2, 3, 0])
-    scores = method.predict(x).detach().double().numpy()
-    expected = -np.mean(np.log(softmax(scores)[np.arange(5), y.numpy()]))
+    logits = method.predict(x).detach().double().numpy()
+    expected = -np.mean(np.log(softmax(logits)[np.arange(5), y.numpy()]))
     assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("clip", [True, False])
-def test_clipping_keeps_every_weight_at_zero_or_above(clip: bool) -> None:
+def test_clipping_makes_negative_weights_zero(clip: bool) -> None:
     method = wa_at_step_two(clip=clip)
     before = method.head.weight.detach().numpy().copy()
     method.after_update()
@@ -184,15 +193,15 @@ def test_clipping_keeps_every_weight_at_zero_or_above(clip: bool) -> None:
     assert (before < 0).any()
 
 
-@pytest.mark.parametrize("redraw", [True, False])
-def test_redraw_touches_old_rows_or_not(redraw: bool) -> None:
-    method = wa_at_step_two(redraw=redraw)
+@pytest.mark.parametrize("reinit", [True, False])
+def test_reinit_head_changes_old_rows_only_if_asked(reinit: bool) -> None:
+    method = wa_at_step_two(reinit_head=reinit)
     assert method.teacher is not None
     same = torch.equal(method.head.weight[:3], method.teacher.head.weight)
-    assert same is not redraw
+    assert same is not reinit
 
 
-def test_teacher_stays_as_it_is_while_the_student_trains() -> None:
+def test_teacher_does_not_change_while_the_student_trains() -> None:
     method = wa_at_step_two().train()
     assert method.teacher is not None
     assert method.training
@@ -206,7 +215,7 @@ def test_teacher_stays_as_it_is_while_the_student_trains() -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_weight_normalisation_layer_ignores_the_length_of_rows() -> None:
+def test_weight_normalisation_layer_ignores_the_norm_of_rows() -> None:
     head = Head(4, kind="unit", scale=2.0)
     head.grow(3)
     features = torch.rand(5, 4)
@@ -217,7 +226,7 @@ def test_weight_normalisation_layer_ignores_the_length_of_rows() -> None:
     np.testing.assert_allclose(head(features).detach().numpy(), expected, rtol=1e-5)
 
 
-def test_cosine_head_ignores_the_length_of_features_too() -> None:
+def test_cosine_head_also_ignores_the_norm_of_features() -> None:
     head = Head(4, kind="cosine")
     head.grow(3)
     features = torch.rand(5, 4)
@@ -225,22 +234,23 @@ def test_cosine_head_ignores_the_length_of_features_too() -> None:
     assert head(features).abs().max() <= 1
 
 
-def test_head_loads_any_number_of_classes() -> None:
+def test_head_loads_any_number_of_classes_after_resizing() -> None:
     big, small = Head(4, bias=True), Head(4, bias=True)
     big.grow(6)
     small.grow(2)
+    small.resize(6, 4)
     small.load_state_dict(big.state_dict())
     torch.testing.assert_close(small(torch.ones(1, 4)), big(torch.ones(1, 4)))
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "nested"])
-def test_align_file_corrects_anybodys_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_align_file_corrects_checkpoints_of_other_libraries(kind: str, tmp_path: Path) -> None:
     head = layer().float()
     state = {"fc.weight": head.weight.data.clone(), "fc.bias": head.bias.data.clone(), "conv": torch.rand(2, 2)}
     source = tmp_path / ("in.safetensors" if kind == "safetensors" else "in.pt")
     out = tmp_path / ("out.safetensors" if kind == "safetensors" else "out.pt")
     if kind == "safetensors":
-        save_file(state, source, {"made by": "somebody"})
+        save_file(state, source, {"author": "someone"})
     else:
         torch.save({"state_dict": state, "epoch": 3} if kind == "nested" else state, source)
     report = align_file(source, "fc.weight", 4, out)

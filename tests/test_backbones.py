@@ -1,4 +1,4 @@
-"""Backbones from elsewhere: timm, and weights in a file."""
+"""All backbones, pretrained weights from a file, and networks of timm."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 
 from equipoise.app.learn import LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
-from equipoise.learn.weights import load_weights
+from equipoise.core.directory import Directory
+from equipoise.core.tensors import write_tensors
 from equipoise.errors import UsageError
-from equipoise.core.files import write_tensors
-from equipoise.learn.backbones.base import BACKBONES, Architecture
-from equipoise.methods import make
+from equipoise.learn.backbones import BACKBONES, Architecture
+from equipoise.learn.backbones.weights import load_weights
 from tests.folders import glyph_folder
 
 OVERRIDES: dict[str, dict[str, Any]] = {"net": {"backbone": "tiny"}, "runtime": {"threads": 1}}
 SHIM = """
 import torch
-library = torch.library.Library("torchvision", "DEF")  # torchvision beside a CPU torch lacks its own operators
+library = torch.library.Library("torchvision", "DEF")  # torchvision next to a CPU-only torch lacks its own operators
 library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 torch.set_num_threads(1)
@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_every_backbone_gives_its_width_and_maps(name: str) -> None:
+def test_every_backbone_returns_its_width_and_maps(name: str) -> None:
     shape = (12, 1, 1) if name == "mlp" else (3, 32, 32)
     net = Architecture(name, shape)().eval()
     x = torch.randn(2, *shape)
@@ -43,49 +43,65 @@ def test_every_backbone_gives_its_width_and_maps(name: str) -> None:
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in big)
 
 
-def test_weights_of_another_model_are_a_start(tmp_path: Path) -> None:
-    pictures = glyph_folder(tmp_path / "pictures", range(2))
+def test_a_model_can_start_from_the_weights_of_another(tmp_path: Path) -> None:
+    photos = glyph_folder(tmp_path / "photos", range(2))
     first = LearnOptions(image_size=24, epochs=1, overrides=OVERRIDES)
-    learn_folder(ModelDir(tmp_path / "one"), pictures, first)
+    learn_folder(ModelDir(tmp_path / "one"), photos, first)
     file = tmp_path / "one" / "model.safetensors"
-    method = make("wa")
-    method.build(Architecture("tiny", (3, 24, 24)))
-    assert load_weights(method, file) > 5
     known = ModelDir(tmp_path / "one").load().method.backbone.state_dict()
-    assert all(torch.equal(value, known[name]) for name, value in method.backbone.state_dict().items())
+    backbone = Architecture("tiny", (3, 24, 24))()
+    load_weights(backbone, file)
+    assert all(torch.equal(value, known[name]) for name, value in backbone.state_dict().items())
     slow = LearnOptions(image_size=24, epochs=1, weights=file, overrides={**OVERRIDES, "train": {"lr": 1e-9}})
     learn_folder(ModelDir(tmp_path / "two"), glyph_folder(tmp_path / "others", range(2, 4)), slow)
     after = ModelDir(tmp_path / "two").load().method.backbone.state_dict()
     torch.testing.assert_close(after["convs.1.weight"], known["convs.1.weight"])
 
 
+def test_pretrained_weights_of_a_model_are_read_once(tmp_path: Path) -> None:
+    """Afterwards the model has its own weights, so the file may be deleted."""
+    file = tmp_path / "w.safetensors"
+    write_tensors(Directory(tmp_path), file.name, Architecture("tiny", (3, 24, 24))().state_dict())
+    options = LearnOptions(image_size=24, epochs=1, weights=file, overrides=OVERRIDES)
+    learn_folder(ModelDir(tmp_path / "m"), glyph_folder(tmp_path / "first", range(2)), options)
+    file.unlink()
+    result = learn_folder(
+        ModelDir(tmp_path / "m"), glyph_folder(tmp_path / "second", range(2, 4)), LearnOptions(epochs=1)
+    )
+    assert result is not None
+    assert result.step == 2
+    again = LearnOptions(weights=file, epochs=1)
+    with pytest.raises(UsageError, match="--weights is only for the first step"):
+        learn_folder(ModelDir(tmp_path / "m"), glyph_folder(tmp_path / "third", range(4, 6)), again)
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"nothing.of.ours": torch.zeros(1)}, "they lack convs.0.weight"),
-        (None, "do not exist"),
-        (b"rubbish", "are not safetensors"),
+        ({"unknown.weight": torch.zeros(1)}, "do not fit this backbone: convs.0.weight is missing"),
+        (None, "do not exist: name a local safetensors file"),
+        (b"rubbish", "are not a safetensors file"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(tensors: Any, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "w.safetensors"
+def test_weights_that_do_not_fit_are_rejected(tensors: Any, message: str, tmp_path: Path) -> None:
+    directory, file = Directory(tmp_path), tmp_path / "w.safetensors"
     if isinstance(tensors, bytes):
         file.write_bytes(tensors)
     elif tensors is not None:
-        write_tensors(file, tensors)
-    method = make("wa")
-    method.build(Architecture("tiny", (3, 24, 24)))
+        write_tensors(directory, file.name, tensors)
+    backbone = Architecture("tiny", (3, 24, 24))()
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
     with pytest.raises(UsageError, match=message):
-        load_weights(method, file)
-    other = make("wa")
-    other.build(Architecture("tiny", (1, 24, 24)))
-    write_tensors(file, {f"backbone.{k}": v for k, v in other.backbone.state_dict().items()})
-    with pytest.raises(UsageError, match="are for another shape"):
-        load_weights(method, file)
+        load_weights(backbone, file)
+    grey = Architecture("tiny", (1, 24, 24))()
+    write_tensors(directory, file.name, {f"backbone.{k}": v for k, v in grey.state_dict().items()})
+    with pytest.raises(UsageError, match=r"convs.0.weight has shape \(8, 1, 3, 3\), expected \(8, 3, 3, 3\)"):
+        load_weights(backbone, file)
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
 def test_timm_networks_are_backbones(tmp_path: Path) -> None:
-    """Learned, started from a file, exported and asked, in a process of its own (timm imports torchvision)."""
+    """Train from a file of weights, export and predict, in a new process, because timm imports torchvision."""
     pytest.importorskip("onnxruntime")
     code = (
         SHIM
@@ -97,19 +113,21 @@ from safetensors.torch import save_file
 from equipoise.app.learn import LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.export import export_onnx
+from equipoise.data.images import Images
 root = Path(sys.argv[1])
 save_file(timm.create_model("mobilenetv3_small_050", num_classes=7).state_dict(), root / "w.safetensors")
 for step in ("first", "second"):
     options = dict(backbone="timm:mobilenetv3_small_050", weights=root / "w.safetensors", image_size=32)
-    record = learn_folder(ModelDir(root / "m"), root / step, LearnOptions(epochs=1, **(options if step == "first" else {})))
+    learn_folder(ModelDir(root / "m"), root / step, LearnOptions(epochs=1, **(options if step == "first" else {})))
 model = ModelDir(root / "m").load()
 assert model.settings.fields["clip"] is False
 pixels = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
-assert model.probabilities(pixels).shape == (5, 4)
+expected = model.probabilities(Images.of(pixels, torch.zeros(5))).numpy()
+assert expected.shape == (5, 4)
 export_onnx(model, root / "m.onnx")
 import onnxruntime
-said = onnxruntime.InferenceSession(root / "m.onnx").run(None, {"images": pixels.permute(0, 2, 3, 1).numpy()})[0]
-print(abs(said - model.probabilities(pixels).numpy()).max() < 1e-4)
+found = onnxruntime.InferenceSession(root / "m.onnx").run(None, {"images": pixels.permute(0, 2, 3, 1).numpy()})[0]
+print(abs(found - expected).max() < 1e-4)
 """
     )
     glyph_folder(tmp_path / "first", range(2))
@@ -120,8 +138,8 @@ print(abs(said - model.probabilities(pixels).numpy()).max() < 1e-4)
     assert done.stdout.strip().endswith("True"), done.stderr[-2000:]
 
 
-def test_unknown_backbones_are_named(tmp_path: Path) -> None:
-    pictures = glyph_folder(tmp_path / "pictures", range(2))
-    with pytest.raises(UsageError, match="there is no backbone 'resnet33': did you mean 'resnet32'"):
-        learn_folder(ModelDir(tmp_path / "m"), pictures, LearnOptions(backbone="resnet33"))
+def test_an_unknown_backbone_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
+    photos = glyph_folder(tmp_path / "photos", range(2))
+    with pytest.raises(UsageError, match="unknown backbone 'resnet33': did you mean 'resnet32'"):
+        learn_folder(ModelDir(tmp_path / "m"), photos, LearnOptions(backbone="resnet33"))
     assert not ModelDir(tmp_path / "m").exists

@@ -1,4 +1,4 @@
-"""Networks, schedules and the loop."""
+"""Networks, schedules and batches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.errors import UsageError
-from equipoise.learn.backbones.base import Architecture, Backbone
+from equipoise.learn.backbones import Architecture
+from equipoise.learn.backbones.base import Backbone
+from equipoise.learn.loop import _shuffled_batches
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.loop import _batches
 
 
 def make_backbone(name: str, channels: int, final_relu: bool = True) -> Backbone:
@@ -23,8 +24,8 @@ def count(net: torch.nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
 
 
-def test_resnet32_is_the_papers() -> None:
-    """Parameters track by hand: stem, 3 groups of 5 pre-activation blocks, last batch norm."""
+def test_resnet32_matches_the_paper() -> None:
+    """Parameters counted by hand: stem, 3 groups of 5 pre-activation blocks, last batch norm."""
     net = make_backbone("resnet32", 3)
     expected = 27 * 16
     for group, width in enumerate((16, 32, 64)):
@@ -39,7 +40,7 @@ def test_resnet32_is_the_papers() -> None:
     assert net(torch.rand(2, 3, 32, 32)).shape == (2, 64)
 
 
-def test_resnet18_takes_photographs() -> None:
+def test_resnet18_accepts_large_photos() -> None:
     net = make_backbone("resnet18", 3).eval()
     convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size != (1, 1)]
     assert len(convolutions) == 17
@@ -53,23 +54,23 @@ def test_he_initialisation() -> None:
 
 
 def test_schedules() -> None:
-    cosine = Schedule(epochs=10, lr=1.0, shape="cosine")
+    cosine = Schedule(epochs=10, lr=1.0, lr_schedule="cosine")
     assert [cosine.lr_at(t) for t in (0, 5, 10)] == pytest.approx([1, 0.5, 0])
-    cycle = Schedule(epochs=10, lr=1.0, shape="one-cycle", warmup=0.2)
+    cycle = Schedule(epochs=10, lr=1.0, lr_schedule="one-cycle", warmup=0.2)
     assert [cycle.lr_at(t) for t in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0])
-    steps = Schedule(epochs=10, lr=1.0, shape="milestones", milestones=(3, 6))
+    steps = Schedule(epochs=10, lr=1.0, lr_schedule="milestones", milestones=(3, 6))
     assert [steps.lr_at(t) for t in (0, 2.9, 3, 5.9, 6, 9)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
-    assert Schedule(shape="constant", lr=0.3).lr_at(7) == 0.3
+    assert Schedule(lr_schedule="constant", lr=0.3).lr_at(7) == 0.3
     with pytest.raises(UsageError, match="at least 1"):
         Schedule(epochs=0)
-    with pytest.raises(UsageError, match="above 0"):
+    with pytest.raises(UsageError, match="must be positive"):
         Schedule(lr=0.0)
 
 
 @settings(max_examples=100, deadline=None)
 @given(images=st.integers(1, 200), size=st.integers(1, 64))
-def test_batches_are_a_permutation_and_never_one_image_alone(images: int, size: int) -> None:
-    batches = _batches(images, size, torch.Generator().manual_seed(0))
+def test_batches_are_a_permutation_and_never_hold_a_single_image(images: int, size: int) -> None:
+    batches = _shuffled_batches(images, size, torch.Generator().manual_seed(0))
     flat = torch.cat(batches).tolist()
     assert sorted(set(flat)) == list(range(images))
     assert len(flat) == (images if images > 1 else 2)

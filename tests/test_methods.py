@@ -1,4 +1,4 @@
-"""The heart of each method against arithmetic written out here, from its paper's equations, in NumPy where it fits."""
+"""Each method compared with code written from its paper's equations, in NumPy where possible."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from equipoise.data.augment import Augment
 from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
+from equipoise.engine.step import learn_step
+from equipoise.learn.backbones import Architecture
+from equipoise.learn.class_means import class_means, nearest_mean
+from equipoise.learn.fit import Fit
 from equipoise.learn.importance import mean_over_images
 from equipoise.learn.method import Method
-from equipoise.learn.class_means import class_means, nearest_mean
-from equipoise.learn.backbones.base import Architecture
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.loop import Fit, learn_step
-from equipoise.methods import make, registry
-from equipoise.methods.bic import BiC, _hold_out
+from equipoise.methods.bic import BiC
 from equipoise.methods.der import DER
 from equipoise.methods.eeil import EEIL
 from equipoise.methods.ewc import EWC, drawn_log_likelihood
 from equipoise.methods.gan_replay import GANReplay
 from equipoise.methods.il2m import IL2M
 from equipoise.methods.m2kd import M2KD
-from equipoise.methods.mas import MAS, squared_length
+from equipoise.methods.mas import MAS, squared_norm
 from equipoise.methods.podnet import PODNet, pooled_distance
+from equipoise.methods.registry import make, registry
 from equipoise.methods.rps import RPS
 from equipoise.methods.si import SI
 from equipoise.testing import check_method
@@ -52,21 +53,21 @@ def sigmoid(values: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-values)))
 
 
-def kd(scores: Array, teacher: Array, T: float = 2.0) -> float:
-    target, said = softmax(teacher / T), softmax(scores / T)
-    return float(-(target * np.log(said)).sum(1).mean())
+def kd(logits: Array, teacher: Array, T: float = 2.0) -> float:
+    target, output = softmax(teacher / T), softmax(logits / T)
+    return float(-(target * np.log(output)).sum(1).mean())
 
 
-def cross_entropy(scores: Array, y: Tensor) -> float:
-    return float(-np.log(softmax(scores)[np.arange(len(y)), y.numpy()]).mean())
+def cross_entropy(logits: Array, y: Tensor) -> float:
+    return float(-np.log(softmax(logits)[np.arange(len(y)), y.numpy()]).mean())
 
 
 def array(tensor: Tensor) -> Array:
     return tensor.detach().double().numpy()
 
 
-def pictures(labels: list[int], seed: int = 0) -> Images:
-    """Grey 8×8 images that differ by class."""
+def make_images(labels: list[int], seed: int = 0) -> Images:
+    """Return grey 8×8 images that differ by class."""
     draws = torch.Generator().manual_seed(seed)
     y = torch.tensor(labels)
     pixels = torch.randint(0, 120, (len(labels), 1, 8, 8), generator=draws, dtype=torch.uint8)
@@ -78,36 +79,44 @@ def pictures(labels: list[int], seed: int = 0) -> Images:
 def fit_for(method: Method, index: int, images: Images, memory: Memory, epochs: int = 1) -> Fit:
     sizes = [OLD, NEW]
     step = Step(index, sum(sizes[: index - 1]), sizes[index - 1], images)
-    kept = memory.images()
-    everything = images if kept is None or method.rehearses == "nothing" else join([images, kept])
-    schedule = Schedule(epochs=epochs, batch_size=16, lr=0.05, shape="constant")
+    exemplars = memory.images()
+    everything = images if exemplars is None or method.rehearsal == "none" else join([images, exemplars])
+    schedule = Schedule(epochs=epochs, batch_size=16, lr=0.05, lr_schedule="constant")
     return Fit(method, step, everything, memory, schedule, AUGMENT, Runtime(), (0, "step", index))
 
 
 class Learned:
-    """A method through its first step, and begun with its second, on tiny pictures."""
+    """A method that has learned its first step and begun its second, on tiny images."""
 
     def __init__(self, name: str, per_class: int = 12, memory: int = 30, **fields: Any) -> None:
         torch.manual_seed(0)
         self.method = make(name, fields)
         self.method.build(Architecture("tiny", (1, 8, 8)))
         self.memory = Memory(memory)
-        self.first = fit_for(self.method, 1, pictures([c for c in range(OLD) for _ in range(per_class)]), self.memory)
+        self.first = fit_for(
+            self.method, 1, make_images([c for c in range(OLD) for _ in range(per_class)]), self.memory
+        )
         learn_step(self.first, lambda: None)
-        images = pictures([OLD + c for c in range(NEW) for _ in range(per_class)], seed=1)
+        images = make_images([OLD + c for c in range(NEW) for _ in range(per_class)], seed=1)
         self.second = fit_for(self.method, 2, images, self.memory)
         self.before = self.method.snapshot()
         torch.manual_seed(2)
-        self.method.begin(self.second.step, self.second)
+        begin(self.method, self.second.step, self.second)
 
     def batch(self, labels: list[int]) -> tuple[Tensor, Tensor]:
-        images = pictures(labels, seed=5)
+        images = make_images(labels, seed=5)
         return AUGMENT.plain(images, torch.arange(len(images))), images.labels
 
-    def scores(self, x: Tensor) -> tuple[Array, Array]:
-        """The student's and the old model's logits."""
+    def logits(self, x: Tensor) -> tuple[Array, Array]:
+        """Return the logits of the student and of the old model."""
         with torch.no_grad():
-            return array(self.method.eval().scores(x)), array(self.before.scores(x))
+            return array(self.method.eval().logits(x)), array(self.before.logits(x))
+
+
+def begin(method: Method, step: Step, fit: Fit) -> None:
+    """Start a step as the engine does."""
+    method.start_step(step)
+    method.begin(step, fit)
 
 
 MIXED = [0, 1, 2, 3, 4, 4, 0, 2]
@@ -116,20 +125,20 @@ MIXED = [0, 1, 2, 3, 4, 4, 0, 2]
 @pytest.mark.parametrize("name", ["icarl", "lwf-mc"])
 @pytest.mark.parametrize("units", [None, 100])
 def test_sigmoid_targets_of_icarl_and_lwf_mc(name: str, units: int | None) -> None:
-    """Old units are taught by the old model's sigmoids for every image, rehearsal included; new units are one-hot."""
+    """Targets of old units are the old model's sigmoids, also for exemplars; those of new units are one-hot."""
     learned = Learned(name, units=units)
     x, y = learned.batch(MIXED)
-    scores, old = learned.scores(x)
+    logits, old = learned.logits(x)
     target = np.zeros((8, 5))
     target[np.arange(8), y.numpy()] = 1
     target[:, :OLD] = sigmoid(old)
-    losses = -(target * np.log(sigmoid(scores)) + (1 - target) * np.log(1 - sigmoid(scores)))
+    losses = -(target * np.log(sigmoid(logits)) + (1 - target) * np.log(1 - sigmoid(logits)))
     expected = losses.sum() / (8 * (units or 5))
     assert learned.method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
-    assert learned.method.rehearses == ("memory" if name == "icarl" else "nothing")
+    assert learned.method.rehearsal == ("memory" if name == "icarl" else "none")
 
 
-def test_icarl_classifies_by_means_of_exemplars_and_their_mirror_images() -> None:
+def test_icarl_classifies_by_means_of_exemplars_and_their_flips() -> None:
     learned = Learned("icarl")
     method, fit = learned.method, learned.second
     method.end(fit.step, fit)
@@ -138,11 +147,11 @@ def test_icarl_classifies_by_means_of_exemplars_and_their_mirror_images() -> Non
     assert exemplars is not None
     x = AUGMENT.plain(exemplars, torch.arange(len(exemplars)))
     with torch.no_grad():
-        straight, mirrored = array(method.features(x)), array(method.features(x.flip(3)))
+        plain, flipped = array(method.features(x)), array(method.features(x.flip(3)))
     means = []
     for label in range(OLD + NEW):
         mine = exemplars.labels.numpy() == label
-        both = [f[mine] / np.linalg.norm(f[mine], axis=1, keepdims=True) for f in (straight, mirrored)]
+        both = [f[mine] / np.linalg.norm(f[mine], axis=1, keepdims=True) for f in (plain, flipped)]
         mean = (both[0].mean(0) + both[1].mean(0)) / 2
         means.append(mean / np.linalg.norm(mean))
     probe, _ = learned.batch(MIXED)
@@ -161,34 +170,34 @@ def test_nearest_mean_of_normalised_features() -> None:
     assert nearest_mean(torch.tensor([[9.0, 1.0], [1.0, 3.0]]), means).argmax(1).tolist() == [0, 1]
 
 
-def test_lwf_decides_between_new_classes_and_distils_old_ones() -> None:
-    learned = Learned("lwf", balance=0.7)
+def test_lwf_trains_new_classes_and_distils_old_ones() -> None:
+    learned = Learned("lwf", kd_weight=0.7)
     x, y = learned.batch([3, 4, 4, 3])
-    scores, old = learned.scores(x)
-    expected = cross_entropy(scores[:, OLD:], y - OLD) + 0.7 * kd(scores[:, :OLD], old)
+    logits, old = learned.logits(x)
+    expected = cross_entropy(logits[:, OLD:], y - OLD) + 0.7 * kd(logits[:, :OLD], old)
     assert learned.method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_eeil_distils_each_old_head_apart_also_at_the_second_step() -> None:
+def test_eeil_distils_the_classes_of_each_step_separately() -> None:
     learned = Learned("eeil")
     x, y = learned.batch(MIXED)
-    scores, old = learned.scores(x)
-    expected = cross_entropy(scores, y) + kd(scores[:, :OLD], old)
+    logits, old = learned.logits(x)
+    expected = cross_entropy(logits, y) + kd(logits[:, :OLD], old)
     assert learned.method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
-    # a third step: the first three classes and the next two have a softmax each
+    # in a third step, the first three classes and the next two have their own softmax
     method, fit = learned.method, learned.second
     teacher = method.snapshot()
-    third = Step(3, 5, 2, pictures([5, 6]))
-    method.begin(third, fit)
+    third = Step(3, 5, 2, make_images([5, 6]))
+    begin(method, third, fit)
     method.eval()
     x, y = learned.batch([0, 4, 5, 6])
     with torch.no_grad():
-        now, then = array(method.scores(x)), array(teacher.scores(x))
+        now, then = array(method.logits(x)), array(teacher.logits(x))
     expected = cross_entropy(now, y) + kd(now[:, :3], then[:, :3]) + kd(now[:, 3:5], then[:, 3:5])
     assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_eeil_noise_has_the_papers_deviation_over_the_batch_size() -> None:
+def test_eeil_noise_has_the_deviation_of_the_paper_divided_by_the_batch_size() -> None:
     method = make("eeil")
     assert isinstance(method, EEIL)
     method.weight = nn.Parameter(torch.zeros(200_000))
@@ -203,24 +212,24 @@ def test_eeil_noise_has_the_papers_deviation_over_the_batch_size() -> None:
         assert int(method.updates) == update + 1
 
 
-def test_eeil_tunes_on_as_many_new_as_old_exemplars() -> None:
-    learned = Learned("eeil", tune_epochs=2)
+def test_eeil_fine_tunes_on_as_many_new_images_as_exemplars() -> None:
+    learned = Learned("eeil", finetune_epochs=2)
     fit = learned.second
     trained: list[Tensor] = []
-    original = Fit.__call__
+    original = Fit.train
 
     def spy(self: Fit, images: Images, *rest: Any, **named: Any) -> None:
         trained.append(torch.bincount(images.labels))
         original(self, images, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fit, "__call__", spy)
+        patch.setattr(Fit, "train", spy)
         learned.method.end(fit.step, fit)
-    assert [counts.tolist() for counts in trained] == [[10] * 5]  # the old ones as they were trained on
+    assert [counts.tolist() for counts in trained] == [[10] * 5]  # the exemplars before the memory is truncated
 
 
-def test_eeil_tuning_holds_the_new_head_to_what_it_was() -> None:
-    learned = Learned("eeil", tune_epochs=1)
+def test_eeil_fine_tuning_distils_the_new_classes_from_before_it() -> None:
+    learned = Learned("eeil", finetune_epochs=1)
     method, fit = learned.method, learned.second
     before = method.snapshot()
     found: list[tuple[float, float]] = []
@@ -232,25 +241,32 @@ def test_eeil_tuning_holds_the_new_head_to_what_it_was() -> None:
             for weight in method.parameters():
                 if weight.requires_grad:
                     weight.add_(0.1)
-            now, then, old = array(method.scores(x)), array(before.scores(x)), array(learned.before.scores(x))
+            now, then, old = array(method.logits(x)), array(before.logits(x)), array(learned.before.logits(x))
         expected = cross_entropy(now, y) + kd(now[:, :OLD], old) + kd(now[:, OLD:], then[:, OLD:])
         found.append((loss(x, y).item(), expected))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fit, "__call__", spy)
+        patch.setattr(Fit, "train", spy)
         method.end(fit.step, fit)
     assert found[0][0] == pytest.approx(found[0][1], rel=1e-4)
 
 
-def test_bic_holds_out_a_tenth_and_never_more() -> None:
-    images = pictures([0] * 15 + [1] * 40 + [2])
-    held, rest = _hold_out(images, 20, (0,))
-    assert torch.bincount(held.labels, minlength=3).tolist() == [2, 4, 0]
-    assert torch.bincount(rest.labels, minlength=3).tolist() == [13, 36, 1]
+@pytest.mark.parametrize(("memory", "expected"), [(600, [2, 4, 0]), (33, [1, 1, 0]), (0, [0, 0, 0])])
+def test_bic_holds_out_one_image_in_ten_but_no_more_than_the_memory_can_keep(memory: int, expected: list[int]) -> None:
+    """The second of every ten: two of 15 images, four of 40, none of one; with 11 exemplars per class, at most one."""
+    method = make("bic")
+    assert isinstance(method, BiC)
+    method.build(Architecture("tiny", (1, 8, 8)))
+    fit = fit_for(method, 1, make_images([0] * 15 + [1] * 40 + [2]), Memory(memory))
+    begin(method, fit.step, fit)
+    assert fit.images is not None
+    assert torch.bincount(method.held.labels, minlength=3).tolist() == expected
+    counts = torch.bincount(fit.images.labels, minlength=3)
+    assert (counts + torch.tensor(expected)).tolist() == [15, 40, 1]
 
 
 @pytest.mark.parametrize("name", ["der", "podnet", "eeil", "bic"])
-def test_without_a_memory_there_is_nothing_to_balance(name: str) -> None:
+def test_without_a_memory_the_head_is_not_fine_tuned(name: str) -> None:
     learned = Learned(name, memory=0)
     method, fit = learned.method, learned.second
     head = method.head.weight.detach().clone()
@@ -259,7 +275,7 @@ def test_without_a_memory_there_is_nothing_to_balance(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "lr"), [("der", 0.1), ("podnet", 0.05)])
-def test_a_head_is_tuned_with_the_learning_rate_that_is_asked_for(name: str, lr: float) -> None:
+def test_a_head_is_fine_tuned_with_the_given_learning_rate(name: str, lr: float) -> None:
     learned = Learned(name)
     fit = learned.second
     fit.schedule = replace(fit.schedule, optimizer="muon", head_lr=3.0, divide_lr=True)
@@ -270,57 +286,57 @@ def test_a_head_is_tuned_with_the_learning_rate_that_is_asked_for(name: str, lr:
         rates.append(schedule.for_step(2).lr_at(0) * group.get("lr_factor", 1.0))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fit, "__call__", spy)
+        patch.setattr(Fit, "train", spy)
         learned.method.end(fit.step, fit)
     assert rates == [pytest.approx(lr)]
 
 
-def test_bic_fits_its_pair_on_images_never_trained_on_and_moves_only_new_scores() -> None:
+def test_bic_fits_its_pair_on_held_out_images_and_corrects_only_new_logits() -> None:
     torch.manual_seed(0)
-    method = make("bic", {"fit_epochs": 60, "fit_lr": 0.05})
+    method = make("bic", {"bias_epochs": 60, "bias_lr": 0.05})
     assert isinstance(method, BiC)
     method.build(Architecture("tiny", (1, 8, 8)))
     memory = Memory(60)
     trained: set[bytes] = set()
     fitted: set[bytes] = set()
-    original = Fit.__call__
+    original = Fit.train
 
     def spy(self: Fit, images: Images, *rest: Any, **named: Any) -> None:
-        is_bias = self.stages > 0
+        is_bias = self.loop.stages > 0
         pixels = images.read(torch.arange(len(images)))
         (fitted if is_bias else trained).update(image.numpy().tobytes() for image in pixels)
         original(self, images, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fit, "__call__", spy)
+        patch.setattr(Fit, "train", spy)
         for index, labels in ((1, range(OLD)), (2, range(OLD, OLD + NEW))):
-            images = pictures([c for c in labels for _ in range(25)], seed=index)
+            images = make_images([c for c in labels for _ in range(25)], seed=index)
             learn_step(fit_for(method, index, images, memory, epochs=3), lambda: None)
     assert fitted
     assert not fitted & trained
-    assert all(len(kept) == 12 for kept in memory.kept.values())
+    assert all(len(kept) == 12 for kept in memory.exemplars.values())
     alpha, beta = method.pair.tolist()
     assert (alpha, beta) != (1.0, 0.0)
-    scores = torch.randn(4, 5)
-    corrected = array(method.corrected(scores))
-    np.testing.assert_allclose(corrected[:, :OLD], array(scores)[:, :OLD])
-    np.testing.assert_allclose(corrected[:, OLD:], alpha * array(scores)[:, OLD:] + beta, rtol=1e-5)
+    logits = torch.randn(4, 5)
+    corrected = array(method.correct(logits))
+    np.testing.assert_allclose(corrected[:, :OLD], array(logits)[:, :OLD])
+    np.testing.assert_allclose(corrected[:, OLD:], alpha * array(logits)[:, OLD:] + beta, rtol=1e-5)
 
 
-def test_bic_teaches_with_its_own_pair_and_learns_without_one() -> None:
+def test_bic_teacher_has_its_pair_and_the_student_none() -> None:
     learned = Learned("bic", memory=60)
     method, fit = learned.method, learned.second
-    fit(fit.images or fit.step.images)
+    fit.train(fit.images or fit.step.images)
     method.end(fit.step, fit)
     assert isinstance(method, BiC)
     method.pair.data = torch.tensor([0.5, -1.0])
     teacher = method.snapshot()
-    method.begin(Step(3, 5, 2, pictures([5] * 12 + [6] * 12)), fit)
+    begin(method, Step(3, 5, 2, make_images([5] * 12 + [6] * 12)), fit)
     method.eval()
     assert method.pair.tolist() == [1.0, 0.0]
     x, y = learned.batch([0, 4, 5, 6])
     with torch.no_grad():
-        now, then = array(method.scores(x)), array(teacher.scores(x))
+        now, then = array(method.logits(x)), array(teacher.logits(x))
     then[:, 3:] = 0.5 * then[:, 3:] - 1.0  # the classes that were newest when the teacher was made
     expected = 5 / 7 * kd(now[:, :5], then) + 2 / 7 * cross_entropy(now, y)
     assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
@@ -334,7 +350,7 @@ def test_il2m_rectifies_old_scores_only_where_a_new_class_wins() -> None:
     method.now = torch.tensor([0.3, 0.4, 0.0, 0.6, 0.6])
     method.confidence = torch.tensor([0.9, 0.8, 0.6])
     scores = np.array([[0.3, 0.1, 0.1, 0.4, 0.1], [0.5, 0.1, 0.1, 0.2, 0.1]])
-    rectified = array(method.rectified(torch.tensor(scores, dtype=torch.float32)))
+    rectified = array(method.rectify(torch.tensor(scores, dtype=torch.float32)))
     expected = scores.copy()
     expected[0, 0] *= 0.9 / 0.3 * 0.6 / 0.9
     expected[0, 1] *= 0.8 / 0.4 * 0.6 / 0.9
@@ -342,19 +358,19 @@ def test_il2m_rectifies_old_scores_only_where_a_new_class_wins() -> None:
     np.testing.assert_allclose(rectified, expected, rtol=1e-5)
 
 
-def test_il2m_keeps_the_means_it_needs() -> None:
+def test_il2m_stores_the_means_of_its_classes() -> None:
     learned = Learned("il2m")
     method, fit = learned.method, learned.second
     assert isinstance(method, IL2M)
     first = array(method.first)
-    fit(fit.images or fit.step.images)
+    fit.train(fit.images or fit.step.images)
     method.end(fit.step, fit)
     np.testing.assert_array_equal(array(method.first)[:OLD], first)
 
     def means(images: Images, label: int) -> float:
         mine = images.select(images.labels == label)
         with torch.no_grad():
-            return float(softmax(array(method.scores(AUGMENT.plain(mine, torch.arange(len(mine))))))[:, label].mean())
+            return float(softmax(array(method.logits(AUGMENT.plain(mine, torch.arange(len(mine))))))[:, label].mean())
 
     exemplars = learned.memory.images()
     assert exemplars is not None
@@ -363,22 +379,22 @@ def test_il2m_keeps_the_means_it_needs() -> None:
     for label in range(OLD, OLD + NEW):
         assert method.first[label].item() == pytest.approx(means(fit.step.images, label), rel=1e-4)
     with torch.no_grad():
-        said = softmax(array(method.scores(AUGMENT.plain(fit.step.images, torch.arange(len(fit.step.images))))))
-    assert method.confidence[1].item() == pytest.approx(said.max(1).mean(), rel=1e-4)
+        scores = softmax(array(method.logits(AUGMENT.plain(fit.step.images, torch.arange(len(fit.step.images))))))
+    assert method.confidence[1].item() == pytest.approx(scores.max(1).mean(), rel=1e-4)
     assert len(method.confidence) == 2
 
 
-# ---- EWC, SI, MAS on models that are known in closed form
+# ---- EWC, SI and MAS on models with a closed form
 
 
-class Line(Method):
-    """Scores W x, nothing else."""
+class LinearModel(Method):
+    """Logits W x."""
 
     def __init__(self, weight: Tensor) -> None:
         Method.__post_init__(self)
         self.weight = nn.Parameter(weight)
 
-    def scores(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         return x @ self.weight.T
 
 
@@ -387,27 +403,27 @@ def drawn(x: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def test_fisher_information_of_softmax_regression() -> None:
-    """F_cj = E_x[p_c (1 - p_c) x_j²], known in closed form."""
+    """The closed form is F_cj = E_x[p_c (1 - p_c) x_j²]."""
     torch.manual_seed(0)
     weight, x = torch.randn(3, 2), torch.randn(40, 2)
     many = x.repeat(400, 1)
-    found = mean_over_images(Line(weight), drawn(many, 4000), drawn_log_likelihood, torch.square)["weight"]
+    found = mean_over_images(LinearModel(weight), drawn(many, 4000), drawn_log_likelihood, torch.square)["weight"]
     p = softmax(array(x @ weight.T))
     expected = ((p * (1 - p))[:, :, None] * array(x)[:, None, :] ** 2).mean(0)
     np.testing.assert_allclose(array(found), expected, rtol=0.08, atol=0.004)
 
 
 def test_mas_importance_of_a_linear_model() -> None:
-    """|∂‖Wx‖²/∂W_cj| = |2 (Wx)_c x_j|, averaged over images."""
+    """The closed form is |∂‖Wx‖²/∂W_cj| = |2 (Wx)_c x_j|, averaged over images."""
     torch.manual_seed(0)
     weight, x = torch.randn(3, 2), torch.randn(40, 2)
-    found = mean_over_images(Line(weight), drawn(x, 16), squared_length, Tensor.abs)["weight"]
+    found = mean_over_images(LinearModel(weight), drawn(x, 16), squared_norm, Tensor.abs)["weight"]
     expected = np.abs(2 * array(x @ weight.T)[:, :, None] * array(x)[:, None, :]).mean(0)
     np.testing.assert_allclose(array(found), expected, rtol=1e-5)
 
 
 def test_si_path_integral_sums_to_the_drop_of_the_loss() -> None:
-    """On ½ Σ a θ², followed in small steps, the paths of all weights add up to what the loss lost."""
+    """On ½ Σ a θ² with small steps, the paths of all weights add up to the decrease of the loss."""
     method = make("si")
     assert isinstance(method, SI)
     method.weight = nn.Parameter(torch.tensor([2.0, -1.0, 0.5]))
@@ -441,7 +457,7 @@ def test_consolidation_is_a_quadratic_penalty_on_old_weights(name: str) -> None:
     with torch.no_grad():
         for weight in method.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
-    expected = cross_entropy(learned.scores(x)[0], y)
+    expected = cross_entropy(learned.logits(x)[0], y)
     for key, weight in method.named_parameters():
         key = key.replace(".", "_")
         anchor = array(method.get_buffer(f"anchor_{key}"))
@@ -451,11 +467,11 @@ def test_consolidation_is_a_quadratic_penalty_on_old_weights(name: str) -> None:
     assert len(method.get_buffer("anchor_head_weight")) == OLD
 
 
-# ---- the newer ones
+# ---- newer methods
 
 
-def test_lucirs_three_terms_and_lambda() -> None:
-    learned = Learned("lucir", forget_less=5.0, margin=0.5, rivals=2)
+def test_lucir_loss_has_three_terms() -> None:
+    learned = Learned("lucir", lambda_base=5.0, margin=0.5, top_k=2)
     method = learned.method
     x, y = learned.batch(MIXED)
     with torch.no_grad():
@@ -468,8 +484,8 @@ def test_lucirs_three_terms_and_lambda() -> None:
     terms = []
     for i, label in enumerate(y.tolist()):
         if label < OLD:
-            rivals = np.sort(cosines[i, OLD:])[::-1][:2]
-            terms += [max(0.0, 0.5 - cosines[i, label] + rival) for rival in rivals]
+            nearest = np.sort(cosines[i, OLD:])[::-1][:2]
+            terms += [max(0.0, 0.5 - cosines[i, label] + cosine) for cosine in nearest]
     expected = cross_entropy(scale * cosines, y) + 5 * np.sqrt(OLD / NEW) * apart + np.mean(terms)
     assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
 
@@ -485,7 +501,7 @@ def test_lucir_imprints_new_classes_and_freezes_old_ones() -> None:
         cosine = mean @ rows[label] / np.linalg.norm(mean) / np.linalg.norm(rows[label])
         assert cosine == pytest.approx(1, abs=1e-4)
         assert np.linalg.norm(rows[label]) == pytest.approx(np.linalg.norm(rows[:OLD], axis=1).mean(), rel=1e-4)
-    fit(fit.images or fit.step.images)
+    fit.train(fit.images or fit.step.images)
     np.testing.assert_array_equal(array(method.head.weight)[:OLD], rows[:OLD])
     assert not np.array_equal(array(method.head.weight)[OLD:], rows[OLD:])
 
@@ -522,9 +538,9 @@ def test_podnet_loss_and_local_similarity(form: str) -> None:
     scale = float(array(torch.as_tensor(method.head.scale)))
     losses = []
     for i, label in enumerate(y.tolist()):
-        raised = np.exp(scale * (similarity[i] - (0.6 if form == "code" else 0.0)))  # it hits every class
+        raised = np.exp(scale * (similarity[i] - (0.6 if form == "code" else 0.0)))  # from every class
         others = raised.sum() - raised[label]
-        if form == "code":  # …and its shift by the winner leaves the winner's own e^0 in the label's place
+        if form == "code":  # the winner is counted where the label was left out
             losses.append(-np.log(raised[label] / (others + raised.max())))
         else:
             losses.append(max(0.0, -np.log(np.exp(scale * (similarity[i, label] - 0.6)) / others)))
@@ -534,13 +550,13 @@ def test_podnet_loss_and_local_similarity(form: str) -> None:
     assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_der_adds_a_backbone_and_old_ones_stand_still() -> None:
+def test_der_adds_a_backbone_and_freezes_the_others() -> None:
     learned = Learned("der")
     method, fit = learned.method, learned.second
     assert isinstance(method, DER)
     assert len(method.backbones) == 2
     frozen = copy.deepcopy(method.backbones[0].state_dict())
-    fit(fit.images or fit.step.images)
+    fit.train(fit.images or fit.step.images)
     for name, value in method.backbones[0].state_dict().items():  # also the batch norms' running means
         assert torch.equal(value, frozen[name]), name
     x, y = learned.batch(MIXED)
@@ -548,9 +564,9 @@ def test_der_adds_a_backbone_and_old_ones_stand_still() -> None:
     with torch.no_grad():
         features = [array(backbone(x)) for backbone in method.backbones]
     joined = np.concatenate(features, 1) @ array(method.head.weight).T
-    aid = features[1] @ array(method.aid.weight).T
+    auxiliary = features[1] @ array(method.aux_head.weight).T
     target = torch.tensor([0 if label < OLD else label - OLD + 1 for label in MIXED])
-    expected = cross_entropy(joined, y) + cross_entropy(aid, target)
+    expected = cross_entropy(joined, y) + cross_entropy(auxiliary, target)
     assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -561,13 +577,13 @@ def test_rps_freezes_the_modules_of_earlier_paths() -> None:
     fixed = method.paths.fixed.clone()
     assert fixed.sum(1).tolist() == [1, 1, 1]
     before = copy.deepcopy(method.paths.state_dict())
-    fit(fit.images or fit.step.images)
+    fit.train(fit.images or fit.step.images)
     moved = {name for name, value in method.paths.state_dict().items() if not torch.equal(value, before[name])}
     path = method.paths.path.tolist()
     for depth in range(3):
         for module in range(3):
-            touched = any(name.startswith(f"layers.{depth}.{module}.") for name in moved)
-            assert touched == (module == path[depth] and not bool(fixed[depth, module]))
+            changed = any(name.startswith(f"layers.{depth}.{module}.") for name in moved)
+            assert changed == (module == path[depth] and not bool(fixed[depth, module]))
 
 
 def test_rps_output_is_the_sum_over_fixed_and_current_modules() -> None:
@@ -586,53 +602,53 @@ def test_rps_output_is_the_sum_over_fixed_and_current_modules() -> None:
     torch.testing.assert_close(found, x)
 
 
-def test_rps_chooses_its_path_on_images_it_holds_out() -> None:
+def test_rps_chooses_its_path_on_held_out_images() -> None:
     learned = Learned("rps", every=1, candidates=3, parallel=8)
     trained: list[set[int]] = []
-    judged: list[set[int]] = []
+    evaluated: list[set[int]] = []
     found: list[tuple[int, list[int]]] = []
-    original, hits = Fit.__call__, RPS.hits
+    original, count_correct = Fit.train, RPS.count_correct
 
     def spy(self: Fit, images: Images, *rest: Any, **named: Any) -> None:
         trained.append(set(zip(images.labels.tolist(), images.rows.tolist(), strict=True)))  # type: ignore[arg-type]
         original(self, images, *rest, **named)
 
-    def spy_hits(self: RPS, images: Images, fit: Fit) -> int:
-        judged.append(set(zip(images.labels.tolist(), images.rows.tolist(), strict=True)))  # type: ignore[arg-type]
+    def spy_count(self: RPS, images: Images, fit: Fit) -> int:
+        evaluated.append(set(zip(images.labels.tolist(), images.rows.tolist(), strict=True)))  # type: ignore[arg-type]
         found.append(((3, 9, 5)[len(found)], self.paths.path.tolist()))
-        assert 0 <= hits(self, images, fit) <= len(images)
+        assert 0 <= count_correct(self, images, fit) <= len(images)
         return found[-1][0]
 
     method, fit = learned.method, learned.second
     assert isinstance(method, RPS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fit, "__call__", spy)
-        patch.setattr(RPS, "hits", spy_hits)
+        patch.setattr(Fit, "train", spy)
+        patch.setattr(RPS, "count_correct", spy_count)
         method.choose_path(fit)
-    assert len(judged) == 3
+    assert len(evaluated) == 3
     assert found[1][1] not in (found[0][1], found[2][1])
-    assert method.paths.path.tolist() == found[1][1]  # the one with 9 hits
-    assert all(not (held & seen) for held, seen in zip(judged, trained, strict=True))
+    assert method.paths.path.tolist() == found[1][1]  # the one with 9 correct images
+    assert all(not (held & seen) for held, seen in zip(evaluated, trained, strict=True))
 
 
-def test_m2kd_every_snapshot_teaches_its_own_classes_at_two_levels() -> None:
-    learned = Learned("m2kd", balance=0.8, auxiliary=0.5)
+def test_m2kd_distils_from_every_snapshot_at_two_levels() -> None:
+    learned = Learned("m2kd", kd_weight=0.8, aux_weight=0.5)
     method, fit = learned.method, learned.second
     assert isinstance(method, M2KD)
-    third = Step(3, 5, 2, pictures([5, 6]))
-    method.begin(third, fit)
+    third = Step(3, 5, 2, make_images([5, 6]))
+    begin(method, third, fit)
     method.eval()
     assert len(method.snapshots) == 2
     x, y = learned.batch([0, 4, 5, 6])
     with torch.no_grad():
         maps = method.backbone.maps(x)
-        levels = [array(method.head(maps[-1].mean((2, 3)))), array(method.aid(maps[-2].mean((2, 3))))]
-        taught = [[array(level) for level in snapshot(x)] for snapshot in method.snapshots]
+        levels = [array(method.head(maps[-1].mean((2, 3)))), array(method.aux_head(maps[-2].mean((2, 3))))]
+        targets = [[array(level) for level in snapshot(x)] for snapshot in method.snapshots]
     expected = 0.0
     for level, weight in ((0, 1.0), (1, 0.5)):
         term = cross_entropy(levels[level], y)
         for snapshot, (a, b) in enumerate([(0, 3), (3, 5)]):
-            term += 0.8 * kd(levels[level][:, a:b], taught[snapshot][level][:, a:b])
+            term += 0.8 * kd(levels[level][:, a:b], targets[snapshot][level][:, a:b])
         expected += weight * term
     assert method.loss(x, y).item() == pytest.approx(expected, rel=1e-4)
 
@@ -645,21 +661,21 @@ def test_generated_images_are_labelled_by_the_old_model() -> None:
     made = fit.images.select(torch.arange(len(fit.step.images), len(fit.images)))
     assert len(made) == OLD * 12
     with torch.no_grad():
-        said = learned.before.predict(AUGMENT.plain(made, torch.arange(len(made)))).argmax(1)
-    assert torch.equal(made.labels, said)
-    assert len(made.read(torch.arange(len(made))).unique()) > 8  # pictures, not blanks
+        predicted = learned.before.predict(AUGMENT.plain(made, torch.arange(len(made)))).argmax(1)
+    assert torch.equal(made.labels, predicted)
+    assert len(made.read(torch.arange(len(made))).unique()) > 8  # not blank
 
 
-def test_gan_players_do_not_feel_each_others_loss() -> None:
+def test_gan_networks_get_no_gradients_from_each_others_loss() -> None:
     method = make("gan-replay")
     assert isinstance(method, GANReplay)
     method.build(Architecture("tiny", (1, 8, 8)))
     method.codes.grow(2)
     real, y = torch.rand(6, 1, 8, 8) * 2 - 1, torch.tensor([0, 1, 0, 1, 0, 1])
 
-    def gradient(part: Callable[[], Tensor], player: nn.Module) -> list[Tensor]:
+    def gradient(loss: Callable[[], Tensor], net: nn.Module) -> list[Tensor]:
         torch.manual_seed(3)
-        return list(torch.autograd.grad(part(), list(player.parameters())))
+        return list(torch.autograd.grad(loss(), list(net.parameters())))
 
     def critic_only() -> Tensor:
         noise = torch.randn(6, method.noise)
@@ -675,12 +691,12 @@ def test_gan_players_do_not_feel_each_others_loss() -> None:
 
     method.eval()
     both = lambda: method.gan_loss(real, y)  # noqa: E731
-    for player, alone in ((method.critic, critic_only), (method.generator, generator_only)):
-        for one, other in zip(gradient(both, player), gradient(alone, player), strict=True):
+    for net, alone in ((method.critic, critic_only), (method.generator, generator_only)):
+        for one, other in zip(gradient(both, net), gradient(alone, net), strict=True):
             torch.testing.assert_close(one, other)
 
 
-def test_simple_nem_trains_once_and_then_only_averages() -> None:
+def test_simple_nem_trains_in_the_first_step_only() -> None:
     learned = Learned("simple-nem")
     method, fit = learned.method, learned.second
     assert fit.images is None
@@ -696,32 +712,32 @@ def test_simple_nem_trains_once_and_then_only_averages() -> None:
     assert method.predict(x).shape == (8, 5)
 
 
-def test_replay_is_cross_entropy_and_no_more() -> None:
+def test_replay_is_cross_entropy_only() -> None:
     learned = Learned("replay")
     x, y = learned.batch(MIXED)
-    scores, _ = learned.scores(x)
-    assert learned.method.loss(x, y).item() == pytest.approx(cross_entropy(scores, y), rel=1e-4)
+    logits, _ = learned.logits(x)
+    assert learned.method.loss(x, y).item() == pytest.approx(cross_entropy(logits, y), rel=1e-4)
     assert (learned.before.head.weight < 0).any()  # nothing is clipped
-    assert torch.equal(learned.method.head.weight[:OLD], learned.before.head.weight)  # and nothing is drawn anew
+    assert torch.equal(learned.method.head.weight[:OLD], learned.before.head.weight)  # old rows are kept
 
 
-# ---- the contract
+# ---- the checks of testing.py
 
 
 @pytest.mark.parametrize("name", sorted(registry()))
-def test_contract(name: str) -> None:
-    check_method(name, together=False)  # tests/test_processes.py has all of them together
+def test_every_method_passes_the_checks(name: str) -> None:
+    check_method(name, distribute=False)  # tests/test_processes.py checks all of them in one group of processes
 
 
 @dataclass(eq=False)
 class Broken(Method):
-    """A method that breaks a promise."""
+    """A method that breaks a rule."""
 
     variants: ClassVar = {"broken": {}}
-    how: str = ""
-    """Which promise."""
+    uses_teacher = True
 
-    uses_teacher: ClassVar[bool] = True
+    how: str = ""
+    """Which rule."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -737,26 +753,31 @@ class Broken(Method):
             return super().loss(x, y) * (1 + self.count / 100)
         return super().loss(x, y)
 
-    def predict(self, x: Tensor) -> Tensor:
+    def classify(self, features: Tensor) -> Tensor:
         if self.how == "impure":
             self.head.weight.data *= 1.01
+        logits = self.logits_from(features)
         if self.how == "batch":
-            return self.scores(x) - self.scores(x).mean(0)
-        return self.scores(x)[:, 1:] if self.how == "classes" else self.scores(x)
+            return logits - logits.mean(0)
+        return logits[:, 1:] if self.how == "classes" else logits
+
+    def predict(self, x: Tensor) -> Tensor:
+        return -super().predict(x) if self.how == "predict" else super().predict(x)
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ("teacher", "the teacher changed"),
-        ("seed", "the same seed gave other weights"),
-        ("state", "goes on to learn something else"),
-        ("impure", "predict"),
-        ("batch", "depends on its batch"),
-        ("classes", "predict gives"),
+        ("seed", "the same seed gave different weights"),
+        ("state", "training differs after loading"),
+        ("impure", "predict returns something else the second time"),
+        ("batch", "a prediction depends on the other images of its batch"),
+        ("predict", "predict differs from classify"),
+        ("classes", r"predict returns \(16, 1\) after 2 classes"),
     ],
 )
-def test_contract_notices_a_broken_promise(how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_find_a_broken_rule(how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry(), "broken", (Broken, {}))
     with pytest.raises(AssertionError, match=message):
-        check_method("broken", {"how": how}, together=False)
+        check_method("broken", {"how": how}, distribute=False)

@@ -1,4 +1,4 @@
-"""Several processes learn one run: real ones, that talk by gloo."""
+"""Real processes that train one run together, connected by gloo."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.core import distributed
+from equipoise.core.launch_env import is_main_process
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.errors import UsageError
-from equipoise.core.files import read_tensors
+from equipoise.learn.backbones.fast import Whitening
+from equipoise.learn.fit import Fit
 from equipoise.learn.importance import mean_over_images
 from equipoise.learn.method import Method
-from equipoise.learn.backbones.base import Whitening
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.loop import Fit
-from equipoise.methods import registry
 from equipoise.methods.ewc import drawn_log_likelihood
+from equipoise.methods.registry import registry
 from equipoise.methods.wa import WA
-from equipoise.core.launch_env import is_main_process
-from equipoise.study.process_group import _end_children, process_layout, together
-from equipoise.testing import Trial, check_together, same
+from equipoise.study.process_group import _end_children, process_layout, run_in_group
+from equipoise.testing import Trial, _learn_distributed, check_distributed, same
+from tests.runs import final_state
 
 LONG = ("run", "digits", "--epochs", "25", "--steps", "2", "--threads", "1")
 RUN = ("run", "digits", "--epochs", "2", "--steps", "2", "--threads", "1", "--json")
@@ -49,14 +49,14 @@ def equipoise(*arguments: str) -> list[str]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Ours, without what another starter may have left in it."""
-    strange = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(strange)}
+    """Return our environment without the variables of torchrun and SLURM."""
+    foreign = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return plain | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | extra
 
 
 @pytest.fixture(autouse=True)
-def _no_strange_starter(monkeypatch: pytest.MonkeyPatch) -> None:
+def _started_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ.keys() - environment().keys():
         monkeypatch.delenv(name)
 
@@ -71,19 +71,14 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def final(run: Path) -> dict[str, Tensor]:
-    (file,) = (run / "checkpoint").glob("*.safetensors")
-    return read_tensors(file)
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run by two processes that were started by the command itself."""
+    """Return the directory of a run in two processes that the command started."""
     out = tmp_path_factory.mktemp("pair") / "run"
     done = go(*RUN, "--devices", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 3  # two steps and the summary, told once
+    assert len(done.stdout.splitlines()) == 3  # two steps and the summary, printed once
     return out
 
 
@@ -92,80 +87,80 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 10, 32])
-def test_shares_are_the_batch_and_their_weights_its_mean(
+def test_shards_make_up_the_batch_and_their_weighted_means_its_mean(
     monkeypatch: pytest.MonkeyPatch, world: int, size: int
 ) -> None:
     values = torch.arange(size).double() ** 2
-    monkeypatch.setattr(ranks, "world", lambda: world)
-    shares, mean = [], 0.0
+    monkeypatch.setattr(distributed, "world_size", lambda: world)
+    shards, mean = [], 0.0
     for rank in range(world):
-        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        share = distributed.shard(torch.arange(size))
-        shares.append(share.tolist())
-        mean += values[share].mean().item() * distributed.shard_weight(torch.arange(size)) / world
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        shard = distributed.shard(torch.arange(size))
+        shards.append(shard.tolist())
+        mean += values[shard].mean().item() * distributed.shard_weight(torch.arange(size)) / world
     assert mean == pytest.approx(values.mean().item())
     if size >= 2 * world:
-        assert [place for share in shares for place in share] == list(range(size))  # every image once
-        assert min(map(len, shares)) >= 2
+        assert [place for shard in shards for place in shard] == list(range(size))  # every image once
+        assert min(map(len, shards)) >= 2
     else:
-        assert shares == [list(range(size))] * world
+        assert shards == [list(range(size))] * world
 
 
 @dataclass(eq=False)
 class Plain(Method):
-    """Softmax regression: without batch norm, two processes must do exactly what one does."""
+    """Softmax regression: without batch norm, two processes compute exactly what one does."""
 
-    rehearses: ClassVar = "nothing"
+    rehearsal: ClassVar[str] = "none"
     seen: list[Tensor] = field(default_factory=list)
-    """The labels this process was given."""
+    """The labels that this process trained on."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.layer, self.idle = nn.Linear(12, 4), nn.Linear(3, 3)  # the second takes no part
+        self.layer, self.idle = nn.Linear(12, 4), nn.Linear(3, 3)  # the second is not trained
 
-    def scores(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.layer(x.flatten(1))
-        return scores
+    def logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x.flatten(1))
+        return logits
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         self.seen.append(y)
-        return F.cross_entropy(self.scores(x), y)
+        return F.cross_entropy(self.logits(x), y)
 
 
-def learn_plain() -> tuple[Plain, Fit]:
+def train_plain() -> tuple[Plain, Fit]:
     pixels = torch.randint(256, (47, 3, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     images = Images.of(pixels, torch.arange(47) % 4)
     torch.manual_seed(0)
     method, step = Plain(), Step(1, 0, 4, images)
     schedule = Schedule(epochs=3, batch_size=10, lr=0.1)
     fit = Fit(method, step, images, Memory(0), schedule, Augment(flip=True), Runtime(), (0, "step", 1))
-    fit(images)
+    fit.train(images)
     return method, fit
 
 
-def two_do_what_one_does() -> None:
-    shared, fit = learn_plain()
+def compare_with_one_process() -> None:
+    shared, fit = train_plain()
     with distributed.local():
-        alone, _ = learn_plain()
+        single, _ = train_plain()
     for name, value in shared.state_dict().items():
-        torch.testing.assert_close(value, alone.state_dict()[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(value, single.state_dict()[name], rtol=1e-5, atol=1e-6)
     assert shared.idle.weight.grad is None  # and so it was not decayed
     counts = torch.tensor([len(labels) for labels in shared.seen])
     everything = distributed.all_reduce_sum(torch.bincount(torch.cat(shared.seen)))
     assert everything.tolist() == (3 * torch.bincount(fit.step.images.labels)).tolist()  # three epochs, each image once
     assert counts.tolist() == [5, 5, 5, 5, 4 if distributed.is_main() else 3] * 3
-    rows = fit.over(fit.step.images, lambda x: x.flatten(1))
+    rows = fit.map(fit.step.images, lambda x: x.flatten(1))
     assert rows.shape == (47, 12)
     sampled = distributed.all_reduce_sum(torch.tensor(sum(len(x) for x, _ in fit.sample(fit.step.images, 41, batch=4))))
     assert sampled == 41
     importance = fisher(shared, fit)
     with distributed.local():
         torch.testing.assert_close(importance, fisher(shared, fit), rtol=1e-5, atol=1e-7)
-    whitened_together()
+    check_whitening()
 
 
-def whitened_together() -> None:
-    """Patches are whitened by the whole of the first batch, also where a process has a share of it."""
+def check_whitening() -> None:
+    """Whitening is fitted on the whole first batch, even if each process has only a shard of it."""
     pixels = torch.randn(9, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     mine, whole = Whitening(2).train(), Whitening(2).train()
     mine(distributed.shard(pixels))
@@ -180,35 +175,33 @@ def fisher(method: Method, fit: Fit) -> Tensor:
     return mean_over_images(method, samples, drawn_log_likelihood, torch.square)["layer_weight"]
 
 
-def test_two_processes_do_what_one_does() -> None:
-    together(two_do_what_one_does)
+def test_two_processes_compute_what_one_does() -> None:
+    run_in_group(compare_with_one_process)
 
 
 @pytest.mark.slow
 def test_every_method_agrees_across_processes() -> None:
-    """Bit-equal weights and memory after every step, and the judgement of one process: the contract of each method."""
-    alike = ("ce", "ce+wa", "ce+kd")  # wa with parts of it left out
-    check_together([Trial(name, {}) for name in registry() if name not in alike])
+    """Equal weights and memory after every step, and the evaluation of one process: the contract of each method."""
+    alike = ("ce", "ce+wa", "ce+kd")  # wa without some of its parts
+    check_distributed([Trial(name, {}) for name in registry() if name not in alike])
 
 
 def differ_after_learning() -> None:
-    """A method whose processes go their own ways must be found out."""
+    """Train a method that changes its weights differently on each process."""
     WA.after_update = lambda self: self.head.weight.data.add_(distributed.rank())  # type: ignore[assignment,method-assign]
-    from equipoise.testing import _learn_together
-
-    _learn_together([Trial("wa", {})])
+    _learn_distributed([Trial("wa", {})])
 
 
 def test_the_contract_notices_processes_that_differ() -> None:
     with pytest.raises(Exception, match="different weights after step 1"):
-        together(differ_after_learning)
+        run_in_group(differ_after_learning)
 
 
-# ---- starting, ending
+# ---- starting and stopping
 
 
-def test_torchrun_on_two_nodes_equals_processes_of_our_own(pair: Path, tmp_path: Path) -> None:
-    """Two addresses of the loopback stand for two machines."""
+def test_torchrun_on_two_nodes_gives_the_same_as_our_own_processes(pair: Path, tmp_path: Path) -> None:
+    """Two addresses of the loopback interface stand for two machines."""
     port = free_port()
     nodes = [
         subprocess.Popen(
@@ -224,14 +217,14 @@ def test_torchrun_on_two_nodes_equals_processes_of_our_own(pair: Path, tmp_path:
         )
         for address in ("127.0.0.2", "127.0.0.3")
     ]
-    said = [node.communicate(timeout=120) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    assert sorted(len(out.splitlines()) for out, _ in said) == [0, 3]  # one of them is_main_process
-    assert same(final(tmp_path / "run"), final(pair))
+    outputs = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert sorted(len(out.splitlines()) for out, _ in outputs) == [0, 3]  # only the main process prints
+    assert same(final_state(tmp_path / "run"), final_state(pair))
 
 
-def test_srun_is_understood(pair: Path, tmp_path: Path) -> None:
-    """What SLURM puts into the environment of two tasks."""
+def test_processes_that_srun_started(pair: Path, tmp_path: Path) -> None:
+    """Set the environment variables that SLURM gives to two tasks."""
     slurm = {
         "SLURM_JOB_ID": free_port()[-4:],
         "SLURM_STEP_NUM_TASKS": "2",
@@ -253,9 +246,9 @@ def test_srun_is_understood(pair: Path, tmp_path: Path) -> None:
         )
         for rank in (0, 1)
     ]
-    said = [task.communicate(timeout=120) for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], said
-    assert same(final(tmp_path / "run"), final(pair))
+    outputs = [task.communicate(timeout=120) for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], outputs
+    assert same(final_state(tmp_path / "run"), final_state(pair))
 
 
 def children(pid: int) -> list[int]:
@@ -264,14 +257,14 @@ def children(pid: int) -> list[int]:
 
 
 def start_and_wait(out: Path) -> subprocess.Popen[str]:
-    """A long run by two processes, which has just finished an epoch."""
-    journal = out / "checkpoint/step/stages.json"
-    before = journal.stat().st_mtime_ns if journal.exists() else None
+    """Start a long run in two processes; return when they have finished an epoch."""
+    stages = out / "checkpoint/step/stages.json"
+    before = stages.stat().st_mtime_ns if stages.exists() else None
     command = equipoise(*LONG, "--devices", "2", "--out", str(out))
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     deadline = time.monotonic() + 60
-    while not journal.exists() or journal.stat().st_mtime_ns == before:
-        assert time.monotonic() < deadline, "no epoch was finished in a minute"
+    while not stages.exists() or stages.stat().st_mtime_ns == before:
+        assert time.monotonic() < deadline, "no epoch was finished in time"
         assert run.poll() is None, run.communicate()
         time.sleep(0.1)
     return run
@@ -286,7 +279,7 @@ def gone(pids: Sequence[int]) -> bool:
     return True
 
 
-def test_a_run_by_two_that_is_killed_then_stopped_then_finished_by_one(tmp_path: Path) -> None:
+def test_a_run_in_two_processes_is_killed_then_stopped_then_finished_in_one(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = start_and_wait(out)
     workers = children(run.pid)
@@ -294,14 +287,14 @@ def test_a_run_by_two_that_is_killed_then_stopped_then_finished_by_one(tmp_path:
     _, err = run.communicate(timeout=60)
     assert run.returncode == 2
     (sentence,) = err.splitlines()
-    assert sentence.endswith("every finished epoch is saved, and the same command goes on from there")
+    assert sentence.endswith("every finished epoch is saved; run the same command again to continue")
     assert gone(workers)
 
     run = start_and_wait(out)
     workers = children(run.pid)
     run.terminate()
-    said, err = run.communicate(timeout=60)
-    assert "going on" in said
+    out_text, err = run.communicate(timeout=60)
+    assert "continuing the run" in out_text
     assert run.returncode == 130
     assert err.strip().startswith("stopped; every finished epoch is saved")
     assert len(err.strip().splitlines()) == 2
@@ -309,7 +302,7 @@ def test_a_run_by_two_that_is_killed_then_stopped_then_finished_by_one(tmp_path:
 
     done = go(*LONG, "--out", str(out))
     assert done.returncode == 0, done.stderr
-    assert "going on" in done.stdout
+    assert "continuing the run" in done.stdout
     assert json.loads((out / "summary.json").read_text())["last"] > 50
 
 
@@ -321,37 +314,37 @@ def test_no_process_outlives_a_killed_command(tmp_path: Path) -> None:
     assert gone(workers)
 
 
-# ---- mistakes
+# ---- errors
 
 
 @pytest.mark.parametrize(
     ("mistake", "sentence"),
     [
-        (("cifar100", "--data-root", "nowhere"), "the data root nowhere is not a directory"),  # the first finds it
-        (("digits", "--set", "train.lr=1e20"), "the loss became"),  # all find it
+        (("cifar100", "--data-root", "nowhere"), "the data root nowhere is not a directory"),  # on rank 0
+        (("digits", "--set", "train.lr=1e20"), "the loss became"),  # on all ranks
     ],
 )
-def test_a_mistake_is_told_once(tmp_path: Path, mistake: tuple[str, ...], sentence: str) -> None:
+def test_an_error_is_reported_once(tmp_path: Path, mistake: tuple[str, ...], sentence: str) -> None:
     done = go("run", *mistake, "--threads", "1", "--devices", "2", "--out", str(tmp_path / "run"))
     assert done.returncode == 2
-    (said,) = done.stderr.splitlines()
-    assert said.startswith(f"equipoise: {sentence}")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"equipoise: {sentence}")
 
 
 @pytest.mark.parametrize(
     ("runtime", "environment", "sentence"),
     [
-        (Runtime(nodes=2), {}, "2 nodes must find one another"),
+        (Runtime(nodes=2), {}, "2 nodes need an address to connect"),
         (
             Runtime(devices=3),
             {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "RANK": "0"},
             "torchrun started 1 × 2 processes",
         ),
-        (Runtime(), {"WORLD_SIZE": "4", "RANK": "1"}, "WORLD_SIZE is set, but torchrun has not"),
+        (Runtime(), {"WORLD_SIZE": "4", "RANK": "1"}, "WORLD_SIZE is set, but torchrun did not"),
         (Runtime(), {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "2"}, "3 tasks on 2 nodes"),
     ],
 )
-def test_impossible_companies_are_refused(
+def test_process_groups_that_do_not_match_are_rejected(
     monkeypatch: pytest.MonkeyPatch, runtime: Runtime, environment: dict[str, str], sentence: str
 ) -> None:
     for name, value in environment.items():
@@ -360,19 +353,26 @@ def test_impossible_companies_are_refused(
         process_layout(runtime)
 
 
-def test_no_process_is_no_number() -> None:
-    with pytest.raises(UsageError, match="devices is 0, but at least 1 is needed"):
+def test_zero_processes_are_rejected() -> None:
+    with pytest.raises(UsageError, match=r"runtime\.devices must be at least 1, got 0"):
         Runtime(devices=0)
 
 
-def test_a_method_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "world", lambda: 2)
-    monkeypatch.setattr(WA, "shares", False)
-    with pytest.raises(UsageError, match="wa cannot be learned by several processes: use --devices 1"):
+def reject_process_groups(method: WA, memory: Memory) -> None:
+    """Stand in for the ``check`` of a method that works in one process only."""
+    if distributed.world_size() > 1:
+        raise UsageError("wa does not support several processes: use --devices 1")
+
+
+def test_a_method_can_reject_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WA, "check", reject_process_groups)
+    Trial("wa", {}).experiment()
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(UsageError, match="wa does not support several processes: use --devices 1"):
         Trial("wa", {}).experiment()
 
 
-def test_whoever_nobody_can_place_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_unknown_rank_reports_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert is_main_process()
 

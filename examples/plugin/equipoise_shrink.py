@@ -1,9 +1,9 @@
+"""A method in its own package."""
+
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equipoise.data.stream import Step
-from equipoise.learn.method import Method
-from equipoise.learn.loop import Fit
+from equipoise.methods import Fit, Method, Step
 
 
 @dataclass(eq=False)
@@ -11,7 +11,7 @@ class Shrink(Method):
     """Cross-entropy with rehearsal, then the new classes' weights times a fixed factor."""
 
     variants: ClassVar = {"shrink": {}}
-    corrects: ClassVar[bool] = True
+    corrects = True
 
     factor: float = 0.8
     """What the rows of new classes are multiplied by."""

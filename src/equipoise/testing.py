@@ -163,6 +163,10 @@ def check_predictions(experiment: Experiment, index: int) -> None:
     assert logits.shape == (16, seen), f"{name}: predict returns {tuple(logits.shape)} after {seen} classes"
     assert not logits.isnan().any(), f"{name}: predict returns NaN"
     assert torch.equal(logits, predict_some(experiment)), f"{name}: predict returns something else the second time"
+    x = experiment.learner.augment.plain(experiment.stream.test, torch.arange(16))
+    with torch.no_grad():
+        classified = method.classify(method.features(x))
+    assert torch.equal(logits, classified), f"{name}: predict differs from classify(features)"
     torch.testing.assert_close(
         predict_some(experiment, 4), logits[:4], msg=f"{name}: a prediction depends on the other images of its batch"
     )

@@ -54,7 +54,7 @@ def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelIma
         f"# A classifier of {len(config.classes)} classes",
         "",
         f"Trained with `{config.method}` in {_count(len(steps), 'step')}, the last on {last.finished[:10]}, with "
-        f"equipoise {config.equipoise} ({config.backbone}). It takes {takes}, and returns a probability for each class. "
+        f"equipoise {config.equipoise} ({config.backbone}). It takes {takes}, and returns a probability per class. "
         "It knows no other classes: it assigns one of these to any input.",
         "",
         "## Accuracy",

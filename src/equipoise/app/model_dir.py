@@ -69,8 +69,8 @@ class ModelDir:
         return self.directory.is_file("config.json")
 
     def check(self) -> None:
-        """Raise an error unless there is a model."""
-        if self.exists:
+        """Raise an error unless there is a model, and nothing of it is a link or has a wrong type."""
+        if self._checked():
             return
         if self.directory.is_dir(PENDING):
             raise UsageError(
@@ -83,9 +83,14 @@ class ModelDir:
             what = "is a file"
         raise UsageError(f"{self.path} {what}: create a model with `equipoise learn MODEL FOLDER`")
 
+    def _checked(self) -> bool:
+        if self.directory.exists("config.json"):
+            self.directory.check_owned(OWNED)
+        return self.exists
+
     def check_free(self) -> None:
         """Raise an error if something else is stored here."""
-        if self.exists:
+        if self._checked():
             return
         if self.directory.is_dir():
             names = [entry.name for entry in self.directory.entries() if not entry.name.endswith(".tmp")]
@@ -106,7 +111,7 @@ class ModelDir:
     def _file(self, config: ModelConfig, name: str) -> str:
         """Return the path of a version's file; a plain copy of a model has them only at the top."""
         folder = f"versions/{config.version}"
-        return f"{folder}/{name}" if self.directory.is_dir(folder) else name
+        return f"{folder}/{name}" if self.directory.exists(folder) else name
 
     def consistently(self, read: Callable[[ModelConfig], T]) -> T:
         """Return ``read(config)`` of the current version; tried again if a writer replaces it meanwhile."""
@@ -256,7 +261,7 @@ class ModelDir:
 
     def _before(self, config: ModelConfig) -> ModelConfig | None:
         folder = f"versions/{config.previous}"
-        if config.previous is None or not self.directory.is_dir(folder):  # a plain copy may not have it
+        if config.previous is None or not self.directory.exists(folder):  # a plain copy may not have it
             return None
         return read_model_config(self.directory, f"{folder}/config.json", "restore it from a copy")
 

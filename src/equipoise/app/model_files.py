@@ -98,9 +98,9 @@ def read_model_images(directory: Directory, name: str, classes: int) -> ModelIma
 
 def read_model_steps(directory: Directory, name: str) -> list[StepResult]:
     """Read a steps.json."""
-    where = str(directory.path / name)
+    where, rows = str(directory.path / name), directory.read_json(name, remedy=REMEDY)
     try:
-        steps = read_results(directory.read_json(name, remedy=REMEDY), where)
+        steps = read_results(rows, where)
     except RunError as error:
         raise RunError(f"{error}: {REMEDY}") from error
     if not steps:

@@ -16,7 +16,7 @@ from PIL import Image
 from equipoise.app.stored_images import identify
 from equipoise.data.decoding import DECODE_ERRORS, decode
 from equipoise.data.images import FileStore, Images, TensorStore
-from equipoise.data.index import ENDINGS
+from equipoise.data.index import ENDINGS, is_dir, is_image_name
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
 from equipoise.errors import DataError
@@ -66,7 +66,7 @@ def scan_folder(root: Path) -> FolderScan:
     except OSError as error:
         raise DataError(f"cannot read {root} ({error.strerror}): check its permissions") from error
     for entry in entries:
-        if _is_dir(entry):
+        if is_dir(entry):
             files = _files(entry, found)
             found.classes.setdefault(printable(entry.name), []).extend(files)
         else:
@@ -84,7 +84,7 @@ def scan_folder(root: Path) -> FolderScan:
 
 def _reject_splits(root: Path) -> None:
     """Raise an error for a data set with train and test folders. A class folder called train holds no folders."""
-    inside = [entry for entry in _entries(root) if _is_dir(entry)]
+    inside = [entry for entry in _entries(root) if is_dir(entry)]
     if inside and {entry.name.lower() for entry in inside} <= PARTS and any(map(_holds_folders, inside)):
         part = min(inside, key=lambda entry: (entry.name.lower() != "train", entry.name))
         raise DataError(f"{root} holds splits such as {part.name}, not classes: use the folder {part.path}")
@@ -92,7 +92,7 @@ def _reject_splits(root: Path) -> None:
 
 def _holds_folders(folder: os.DirEntry[str]) -> bool:
     try:
-        return any(map(_is_dir, _entries(folder.path)))
+        return any(map(is_dir, _entries(folder.path)))
     except OSError:
         return False
 
@@ -101,13 +101,6 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
     """List a folder by name, without hidden files."""
     with os.scandir(folder) as entries:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
-
-
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link in a circle, or to where access is denied
-        return False
 
 
 def _files(folder: os.DirEntry[str], found: FolderScan) -> list[str]:
@@ -128,12 +121,12 @@ def _files(folder: os.DirEntry[str], found: FolderScan) -> list[str]:
 
 def _problem(entry: os.DirEntry[str]) -> str | None:
     """Return why a file cannot be used, if that is known before it is opened."""
-    if _is_dir(entry):
+    if is_dir(entry):
         return "it is a folder inside a class folder"
     try:
         if not entry.is_file():
             return "the link is broken" if entry.is_symlink() else "it is not a regular file"
-        if not entry.name.lower().endswith(ENDINGS):
+        if not is_image_name(entry.name):
             return f"not an image ({', '.join(ENDINGS)})"
         return "the file is empty" if entry.stat().st_size == 0 else None
     except OSError as error:

@@ -17,7 +17,7 @@ from equipoise.app.model import Model
 from equipoise.app.photo_folder import printable
 from equipoise.data.decoding import decode
 from equipoise.data.images import Images
-from equipoise.data.index import ENDINGS
+from equipoise.data.index import ENDINGS, is_image_name
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
 from equipoise.errors import DataError, UsageError
@@ -66,7 +66,7 @@ def _images_below(folder: str) -> Iterator[Source]:
     for where, inner, names in os.walk(folder):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         for name in sorted(names):
-            if name.lower().endswith(ENDINGS) and not name.startswith("."):
+            if is_image_name(name) and not name.startswith("."):
                 found = True
                 path = f"{where}/{name}"
                 yield printable(path), path

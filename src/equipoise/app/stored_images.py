@@ -64,7 +64,7 @@ def store(directory: Directory, folder: str, pixels: Iterable[Tensor]) -> list[s
         name = identify(image)
         names.append(name)
         file = f"{folder}/{name}{ending(image.shape, image.dtype)}"
-        if not directory.exists(file):
+        if not directory.is_file(file):
             directory.make_dir(folder)
             directory.write_bytes(file, encode(image))
     return names

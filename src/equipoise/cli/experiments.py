@@ -265,12 +265,12 @@ def report(directory: Path, *, figures: Path | None = None, formats: str | None 
         print(f"equipoise: skipped {name}: {reason}", file=sys.stderr)
     if json:
         skipped = [{"run": name, "reason": reason} for name, reason in made.skipped]
-        files = [str(file) for file in made.figures]
+        files = [str(file) for file in made.pictures]
         print(json_module.dumps({"page": str(made.page), "figures": files, "skipped": skipped}))
         return
     print(f"report: {made.page}")
-    if made.figures:
-        print(f"{len(made.figures)} figures: {figures}")
+    if made.pictures:
+        print(f"{len(made.pictures)} figures: {figures}")
 
 
 @app.command(group=STUDIES)

@@ -5,11 +5,9 @@ Nothing here loads pickles.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
@@ -35,24 +33,3 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically."""
     atomic_write(path, lambda file: file.write_bytes(data))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file atomically."""
-    # names of files may contain bytes that are not UTF-8, which Python represents as lone surrogates
-    write_bytes(path, text.encode(errors="backslashreplace"))
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json(path: Path, remedy: str = "restore it from a copy") -> Any:
-    """Read a JSON file; ``remedy`` is the advice to the user if it is not valid."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not valid JSON ({error}): {remedy}") from error
-    except OSError as error:
-        raise RunError(f"cannot read {path} ({error.strerror}): check that it exists and is readable") from error

@@ -9,7 +9,6 @@ import torch
 from equipoise.core.seeding import generator
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images
-from equipoise.data.split import hold_out
 from equipoise.errors import UsageError
 
 
@@ -33,5 +32,9 @@ class Dataset:
             raise UsageError(
                 f"stream.validation must be below {fewest}, the training images of the smallest class; got {count}"
             )
-        held = hold_out(self.train.labels, lambda images: count, lambda label: generator("validation", label))
-        return replace(self, train=self.train.select(~held), test=self.train.select(held))
+        # not hold_out: runs of 0.1.0 drew one order for all classes, and continue only with the same images
+        order = torch.randperm(len(self.train), generator=generator("validation"))
+        order = order[self.train.labels[order].argsort(stable=True)]
+        labels = self.train.labels[order]
+        held = torch.arange(len(order)) - torch.searchsorted(labels, labels) < count
+        return replace(self, train=self.train.select(order[~held]), test=self.train.select(order[held]))

@@ -60,7 +60,7 @@ class Method(nn.Module):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.teacher: Self | None = None
+        self.teacher: Any = None  # a snapshot of the same class
         self.timer = Timer()
         self.sizes: Tensor
         self.register_buffer("sizes", torch.zeros(0, dtype=torch.long))

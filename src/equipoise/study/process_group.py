@@ -32,7 +32,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from equipoise import errors
 from equipoise.core import distributed
 from equipoise.core.extras import require
-from equipoise.core.files import read_json, write_json
+from equipoise.core.directory import Directory
 from equipoise.core.launch_env import LaunchEnv, errors_once, launch_env
 from equipoise.data.dataset import Dataset
 from equipoise.engine.results import read_results
@@ -67,10 +67,10 @@ def launch(task: RunTask) -> RunResult:
     fabric = _fabric(runtime, layout)
     if layout.by == "user":
         with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
-            answer = Path(folder) / "result.json"
+            answer = Directory(Path(folder))
             _spawn(fabric, partial(_write_result, task=task, answer=answer))
-            found = read_json(answer)
-            return RunResult(task.directory, read_results(found["steps"], str(answer)), found["summary"])
+            found = answer.read_json("result.json")
+            return RunResult(task.directory, read_results(found["steps"], folder), found["summary"])
     fabric.launch()
     try:
         result = _take_part(fabric, task)
@@ -82,12 +82,12 @@ def launch(task: RunTask) -> RunResult:
     return result
 
 
-def _write_result(fabric: Fabric, task: RunTask, answer: Path) -> None:
+def _write_result(fabric: Fabric, task: RunTask, answer: Directory) -> None:
     """Take part in a run in a process that was started here; the main process writes the result to a file."""
     result = _take_part(fabric, task)
     if fabric.local_rank == 0:
         steps = [step.to_dict() for step in result.steps]
-        write_json(answer, {"steps": steps, "summary": dict(result.summary)})
+        answer.write_json("result.json", {"steps": steps, "summary": dict(result.summary)})
 
 
 def run_in_group(function: Callable[[], object], processes: int = 2) -> None:

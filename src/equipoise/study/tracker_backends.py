@@ -1,4 +1,4 @@
-"""Where a tracker's figures go: one small adapter a service, its package imported only when a run is told to it."""
+"""Experiment trackers that runs can report to. A tracker's package is imported only when a run uses it."""
 
 from __future__ import annotations
 
@@ -13,51 +13,53 @@ from uuid import uuid4
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a service is told of a run when it starts or goes on."""
+class TrackedRun:
+    """What a tracker gets when a run starts or continues."""
 
     name: str
     settings: dict[str, Any]
-    """All in one layer, as ``train.lr``."""
+    """Flat, such as ``train.lr``."""
     folder: Path
-    """For the service's own files."""
+    """For the tracker's own files."""
     id: str | None
-    """What the service called the run when it began; None for a new one."""
+    """The tracker's name for the run; None for a new one."""
 
 
-class Service(ABC):
-    """Where figures go: ``at`` counts steps or epochs, as ``axis`` says; ``moment`` counts all calls of a run."""
+class TrackerBackend(ABC):
+    """A connection to one tracker for one run."""
 
     packages: ClassVar[tuple[str, ...]]
     id: str
 
     @abstractmethod
-    def __init__(self, run: Run) -> None: ...
+    def __init__(self, run: TrackedRun) -> None: ...
 
     @staticmethod
     def where() -> str:
-        """What must not change if a run is to go on there."""
+        """Return the destination; a run can only be continued in the same one."""
         return "here"
 
     @abstractmethod
-    def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None: ...
+    def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None:
+        """Log figures of step or epoch (``axis``) number ``at``; ``moment`` counts all calls of a run."""
 
     @abstractmethod
-    def finish(self, whole: bool) -> None: ...
+    def finish(self, complete: bool) -> None:
+        """Close the connection; ``complete`` tells whether the run is finished or was interrupted."""
 
 
-class TensorBoard(Service):
+class TensorBoard(TrackerBackend):
     packages = ("tensorboardX",)
 
-    def __init__(self, run: Run) -> None:
-        # the plain writer: SummaryWriter has a thread, and waits for ever when that has died of a full disk
+    def __init__(self, run: TrackedRun) -> None:
+        # the plain writer: SummaryWriter has a thread, and waits forever if a full disk has killed it
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.summary import hparams
 
-        # a file is named by the second, and one that is there would be overwritten
+        # files are named by the second, and an existing one would be overwritten
         self.writer = EventsWriter(str(run.folder / "events"), filename_suffix=f".{uuid4().hex[:8]}")
         self.id = run.id or run.name
-        experiment, begin, self.end = hparams(run.settings, {"top1": 0, "summary/average_without_first": 0})
+        experiment, begin, self.end = hparams(run.settings, {"accuracy": 0, "summary/average_without_first": 0})
         if run.id is None:
             self._write(experiment)
             self._write(begin)
@@ -73,24 +75,24 @@ class TensorBoard(Service):
 
         self._write(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items()]), at)
 
-    def finish(self, whole: bool) -> None:
-        if whole:
+    def finish(self, complete: bool) -> None:
+        if complete:
             self._write(self.end)
         self.writer.close()
 
 
-class WandB(Service):
+class WandB(TrackerBackend):
     packages = ("wandb",)
 
     @staticmethod
     def where() -> str:
         return os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         offline = self.where() == "offline"
         if offline:
-            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline is to mean that nobody is called
-            # or a killed run loses the last 15 s: the file is written so seldom
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline must mean that nothing is sent
+            # by default the file is written every 15 s, which a killed run would lose
             os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "1")
         import wandb
 
@@ -101,7 +103,7 @@ class WandB(Service):
             project=os.environ.get("WANDB_PROJECT") or "equipoise",
             name=run.name,
             config=run.settings,
-            dir=run.folder.parent,  # it adds a folder "wandb" itself
+            dir=run.folder.parent,  # wandb adds the folder "wandb" itself
             mode="offline" if offline else None,
             settings=wandb.Settings(console="off", silent=offline),
         )
@@ -111,25 +113,25 @@ class WandB(Service):
         for name in figures.keys() - self.axes.keys():
             self.axes[name] = axis
             self.run.define_metric(name, step_metric=axis)
-        # numbers of our own let `wandb sync` join the parts of a run that was stopped
+        # with our own step numbers, `wandb sync` joins the parts of an interrupted run
         self.run.log({axis: at, **figures}, step=moment, commit=True)
 
-    def finish(self, whole: bool) -> None:
-        self.run.finish(exit_code=0 if whole else 1)
+    def finish(self, complete: bool) -> None:
+        self.run.finish(exit_code=0 if complete else 1)
 
 
-class MLflow(Service):
-    packages = ("mlflow", "sqlalchemy", "alembic")  # mlflow-skinny leaves out what its own SQLite store needs
+class MLflow(TrackerBackend):
+    packages = ("mlflow", "sqlalchemy", "alembic")  # mlflow-skinny lacks what its SQLite store needs
 
     @staticmethod
     def where() -> str:
         return os.environ.get("MLFLOW_TRACKING_URI") or "here"
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         uri, artifacts = self.where(), None
         if uri == "here":
-            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local store is to mean that nobody is called
-            os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # or it tells of its tables amid ours
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a local store must mean that nothing is sent
+            os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # or it logs its tables between ours
             folder = run.folder.resolve()
             uri, artifacts = _database(folder), (folder / "artifacts").as_uri()
         from mlflow import MlflowClient
@@ -144,7 +146,7 @@ class MLflow(Service):
         known = self.client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self.client.create_experiment(name, artifacts)
         self.id = self.client.create_run(experiment, run_name=run.name).info.run_id
-        params = [Param(name, str(value)[:500]) for name, value in run.settings.items()]  # longer ones are refused
+        params = [Param(name, str(value)[:500]) for name, value in run.settings.items()]  # MLflow rejects longer ones
         self.client.log_batch(self.id, params=params)
 
     def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None:
@@ -153,23 +155,23 @@ class MLflow(Service):
         now = round(time.time() * 1000)
         self.client.log_batch(self.id, [Metric(name, value, now, at) for name, value in figures.items()])
 
-    def finish(self, whole: bool) -> None:
-        self.client.set_terminated(self.id, "FINISHED" if whole else "KILLED")
+    def finish(self, complete: bool) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if complete else "KILLED")
 
 
 def _database(folder: Path) -> str:
-    """The address of a SQLite file, made under another name: one whose making was cut short can never be opened."""
+    """Return the URI of a SQLite file. It is created under another name: MLflow cannot open one that is incomplete."""
     from mlflow import MlflowClient
 
-    def address(file: Path) -> str:
+    def uri(file: Path) -> str:
         return "sqlite:///" + str(file).translate({ord(sign): f"%{ord(sign):X}" for sign in "%?#"})
 
     file, draft = folder / "mlflow.db", folder / "draft.db"
     if not file.exists():
         draft.unlink(missing_ok=True)
-        MlflowClient(address(draft))
+        MlflowClient(uri(draft))
         draft.replace(file)
-    return address(file)
+    return uri(file)
 
 
-SERVICES: dict[str, type[Service]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+BACKENDS: dict[str, type[TrackerBackend]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}

@@ -1,4 +1,4 @@
-"""Adapters to experiment trackers, off by default. metrics.jsonl stays the truth: a tracker only hears of it."""
+"""Report runs to experiment trackers, off by default. metrics.jsonl remains the record: a tracker gets a copy."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from equipoise.core.config import build, flatten
-from equipoise.core.files import read_json, write_json
-from equipoise.engine.progress import ProgressListener, Start
-from equipoise.errors import UsageError, unknown_name
-from equipoise.study.tracker_backends import SERVICES, Run, Service
+from equipoise.core.directory import Directory
+from equipoise.core.extras import check_installed
+from equipoise.engine.results import StepResult
+from equipoise.errors import unknown_name
+from equipoise.study.console import RunListener, RunStart, Summary
+from equipoise.study.tracker_backends import BACKENDS, TrackedRun, TrackerBackend
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a service knows of a run already, kept beside its files so that nothing is told twice."""
+class TrackerState:
+    """What a tracker has received of a run. It is saved next to the tracker's files, so nothing is sent twice."""
 
     where: str
     id: str | None = None
@@ -29,110 +30,111 @@ class Told:
     finished: bool = False
 
 
-class Tracker(ProgressListener):
-    """Tells one service of a run; whatever goes wrong there is a warning, and ends the telling, not the run."""
+class Tracker(RunListener):
+    """Reports a run to one tracker; any failure there is a warning and ends the tracking, not the run."""
 
     def __init__(self, name: str) -> None:
         self.name, self.failed = name, False
-        self.service: Service | None = None
+        self.backend: TrackerBackend | None = None
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _guarded(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.service, self.failed = None, True
-            why = " ".join(str(error).split())[:200] or type(error).__name__
+            self.backend, self.failed = None, True
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             print(
-                f"equipoise: tracking with {self.name} has stopped ({why}): the run goes on, "
-                "and metrics.jsonl has every figure",
+                f"equipoise: tracking with {self.name} stopped ({reason}): the run continues, "
+                "and metrics.jsonl has all figures",
                 file=sys.stderr,
             )
 
-    def run(self, start: Start) -> None:
+    def run(self, start: RunStart) -> None:
         self.close()
         if not self.failed:
-            with self._telling():
+            with self._guarded():
                 self._open(start)
 
-    def _open(self, start: Start) -> None:
-        kind, settings = SERVICES[self.name], start.settings
-        folder = start.directory / "tracking" / self.name
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder.with_suffix(".json")
-        told = build(Told, read_json(self.file), self.name) if self.file.exists() else Told(kind.where())
-        if told.where != kind.where():
-            told = Told(kind.where())
-        if told.finished:
+    def _open(self, start: RunStart) -> None:
+        kind, settings = BACKENDS[self.name], start.settings
+        self.directory, self.file = Directory(start.directory).sub("tracking"), f"{self.name}.json"
+        self.directory.make_dir(self.name)
+        state = TrackerState(kind.where())
+        if self.directory.exists(self.file):
+            saved = build(TrackerState, self.directory.read_json(self.file), self.name)
+            state = saved if saved.where == kind.where() else state
+        if state.finished:
             return
         name = f"{settings.dataset}-{settings.method}-seed{settings.seed}"
-        service = kind(Run(name, _plain(flatten(settings.identity())), folder, told.id))
-        untold = start.rows[told.steps :]  # steps learned without this tracker, or killed before they could be told
-        self.epochs = told.epochs + len(untold) * settings.train.epochs
-        self.service = service
-        self._tell(replace(told, id=service.id))
-        for row in untold:
-            self._row(service, row)
+        folder = self.directory.path / self.name
+        backend = kind(TrackedRun(name, _plain(flatten(settings.identity())), folder, state.id))
+        missed = start.results[state.steps :]  # learned without this tracker, or before it was killed
+        self.epochs = state.epochs + len(missed) * settings.train.epochs
+        self.backend = backend
+        self._save(replace(state, id=backend.id))
+        for result in missed:
+            self._log_step(backend, result)
 
-    def _tell(self, told: Told) -> None:
-        self.told = told
-        write_json(self.file, asdict(told))
+    def _save(self, state: TrackerState) -> None:
+        self.state = state
+        self.directory.write_json(self.file, asdict(state))
 
-    def _log(self, service: Service, axis: str, at: int, figures: Mapping[str, Any]) -> None:
+    def _log(self, backend: TrackerBackend, axis: str, at: int, figures: Mapping[str, Any]) -> None:
         numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
-        service.log(axis, at, self.epochs + self.told.steps + (axis == "step"), numbers)
+        backend.log(axis, at, self.epochs + self.state.steps + (axis == "step"), numbers)
 
-    def _row(self, service: Service, row: dict[str, Any]) -> None:
-        self._log(service, "step", row["step"], flatten({name: row[name] for name in row if name != "step"}))
-        self._tell(replace(self.told, steps=row["step"], epochs=self.epochs))
+    def _log_step(self, backend: TrackerBackend, result: StepResult) -> None:
+        figures = flatten({name: value for name, value in result.to_dict().items() if name != "step"})
+        self._log(backend, "step", result.step, figures)
+        self._save(replace(self.state, steps=result.step, epochs=self.epochs))
 
     def stage(self, name: str, epochs: int, images: int, done: int) -> None:
-        self.at_stage = name
-        if self.service is not None:
+        self.stage_name = name
+        if self.backend is not None:
             self.epochs += done
 
     def epoch(self, epoch: int, loss: float, lr: float) -> None:
-        if self.service is not None:
+        if self.backend is not None:
             self.epochs += 1
-            with self._telling():
-                figures = {f"loss/{self.at_stage}": loss, f"lr/{self.at_stage}": lr}
-                self._log(self.service, "epoch", self.epochs, figures)
+            with self._guarded():
+                figures = {f"loss/{self.stage_name}": loss, f"lr/{self.stage_name}": lr}
+                self._log(self.backend, "epoch", self.epochs, figures)
 
-    def step(self, row: dict[str, Any]) -> None:
-        if self.service is not None:
-            with self._telling():
-                self._row(self.service, row)
+    def step(self, result: StepResult) -> None:
+        if self.backend is not None:
+            with self._guarded():
+                self._log_step(self.backend, result)
 
-    def done(self, rows: Sequence[dict[str, Any]], summary: dict[str, float | None], directory: Path) -> None:
-        if self.service is not None:
-            with self._telling():
+    def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
+        if self.backend is not None:
+            with self._guarded():
                 figures = {f"summary/{name}": value for name, value in summary.items()}
-                self._log(self.service, "step", len(rows), figures)
-                self._tell(replace(self.told, finished=True))
-                self._finish(whole=True)
+                self._log(self.backend, "step", len(results), figures)
+                self._save(replace(self.state, finished=True))
+                self._finish(complete=True)
 
     def close(self) -> None:
-        with self._telling():
-            self._finish(whole=False)
+        with self._guarded():
+            self._finish(complete=False)
 
-    def _finish(self, whole: bool) -> None:
-        service, self.service = self.service, None
-        if service is not None:
-            service.finish(whole)
+    def _finish(self, complete: bool) -> None:
+        backend, self.backend = self.backend, None
+        if backend is not None:
+            backend.finish(complete)
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Lists as text: not every service takes them."""
+    """Convert lists to strings: not every tracker accepts them."""
     return {name: str(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
 def make_trackers(names: str) -> list[Tracker]:
-    """The trackers in a list with commas, none for an empty one; their packages are looked for, not imported."""
+    """Return the trackers of a comma-separated list, without importing their packages."""
     chosen = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
     for name in chosen:
-        if name not in SERVICES:
-            raise unknown_name("tracker", name, SERVICES)
-        for package in SERVICES[name].packages:
-            if find_spec(package) is None:
-                raise UsageError(f"tracking with {name} needs the package {package}: pip install 'equipoise[track]'")
+        if name not in BACKENDS:
+            raise unknown_name("tracker", name, BACKENDS)
+        for package in BACKENDS[name].packages:
+            check_installed(package, "track", f"tracking with {name}")
     return [Tracker(name) for name in chosen]

@@ -63,6 +63,8 @@ class Architecture:
     def __call__(self, final_relu: bool = True) -> Backbone:
         """Return a new network, He-initialised or pretrained."""
         check_backbone(self.name)
+        if self.input_size is not None and self.shape[1:] == (1, 1):
+            raise UsageError("net.input_size is for images, not for rows of features: remove it")
         net = self._timm_net() if self.name.startswith("timm:") else self._own_net(final_relu)
         if self.weights is not None:
             load_weights(net, self.weights)
@@ -75,7 +77,7 @@ class Architecture:
         return self._configure(net)
 
     def _configure(self, net: T) -> T:
-        net.flip_tta, net.bf16 = self.flip_tta, self.bf16
+        net.flip_tta, net.bf16, net.input_size = self.flip_tta, self.bf16, self.input_size
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _timm_net(self) -> Backbone:

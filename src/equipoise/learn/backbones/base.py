@@ -49,9 +49,10 @@ class Backbone(nn.Module):
 
     def resize(self, x: Tensor) -> Tensor:
         """Bring images to ``input_size``."""
-        if self.input_size is None or x.shape[-1] == self.input_size:
+        if self.input_size is None:
             return x
-        return F.interpolate(x, (self.input_size, self.input_size), mode="bilinear", antialias=True)
+        size = self.input_size, self.input_size
+        return x if x.shape[-2:] == size else F.interpolate(x, size, mode="bilinear", antialias=True)
 
     def autocast(self, x: Tensor) -> AbstractContextManager[None]:
         return torch.autocast(x.device.type, torch.bfloat16) if self.bf16 else nullcontext()

@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from threading import Thread
 
-from equipoise.learn.runtime import keep_freed_memory
 from equipoise.study.launch.remote import Remote, RunOrder, execute_order
 
 POLL = 0.5
@@ -57,7 +56,6 @@ class Processes(Remote):
 
 def _execute(order: RunOrder, answer: Connection[str | None, None]) -> None:
     """Execute a run in a new process."""
-    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops this one
     Thread(target=_end_with_parent, daemon=True).start()
     with suppress(OSError):

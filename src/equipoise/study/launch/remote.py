@@ -18,6 +18,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.engine.checkpoint import read_stages
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.learn.runtime import keep_freed_memory
 from equipoise.study import process_group
 from equipoise.study.console import ListenerGroup, RunListener
 from equipoise.study.experiment import RunResult
@@ -65,13 +66,17 @@ class RunOrder:
         devices = max(int(resources.gpus), runtime.devices)
         cpus = resources.cpus or (runtime.threads or 1) * devices
         runtime = replace(runtime, threads=max(cpus // devices, 1), devices=devices)
-        settings = replace(job.settings, runtime=runtime)
+        net = job.settings.net
+        if net.weights is not None:  # another process may have another working directory
+            net = replace(net, weights=str(Path(net.weights).absolute()))
+        settings = replace(job.settings, runtime=runtime, net=net)
         job = Job(job.name, settings, job.directory.absolute())
         return RunOrder(job, root, cpus, resources.gpus, resources.track)
 
 
 def execute_order(order: RunOrder) -> str | None:
-    """Execute a run in this process; return the error message if it fails."""
+    """Execute a run in this process, which we started for it; return the error message if it fails."""
+    keep_freed_memory()
     try:
         settings, directory = order.job.settings, order.job.directory
         if order.gpus:  # the machine that sent the order may have none

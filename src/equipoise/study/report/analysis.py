@@ -43,7 +43,7 @@ def misclassified(predictions: StepPredictions, classes: int) -> Array:
 
 
 def accuracy_by_age(run: RunRecord) -> list[dict[str, Any]]:
-    """Return the accuracy on the classes of each step after that step and every later one; age counts the steps since."""
+    """Return the accuracy on each step's classes after that step and every later one; age counts the steps since."""
     return [
         {"learned": learned + 1, "age": at - learned, "accuracy": accuracy}
         for at, step in enumerate(run.steps)

@@ -39,7 +39,11 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
         chart_of(rows)
         .properties(height=height)
         .encode(
-            x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=sorted({row["seen"] for row in rows}))),
+            x=alt.X(
+                "seen:Q",
+                title="classes learned",
+                axis=alt.Axis(values=sorted({row["seen"] for row in rows}), format="d"),
+            ),
             color=alt.Color(
                 "label:N",
                 title=None,

@@ -42,13 +42,12 @@ def export_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[st
     written = []
     for figure in figures:
         svg = to_svg(figure)
-        convert = {
-            "svg": lambda svg=svg: _with_font(svg, font).encode(),
-            "png": lambda svg=svg: converter.svg_to_png(svg, scale=3),
-            "pdf": lambda svg=svg: converter.svg_to_pdf(svg),
-        }
         for name in formats:
-            directory.write_bytes(f"{figure.name}.{name}", convert[name]())
+            if name == "svg":
+                data = _with_font(svg, font).encode()
+            else:
+                data = converter.svg_to_png(svg, scale=3) if name == "png" else converter.svg_to_pdf(svg)
+            directory.write_bytes(f"{figure.name}.{name}", data)
             written.append(folder / f"{figure.name}.{name}")
     return written
 

@@ -53,8 +53,8 @@ def chart_of(rows: Rows) -> alt.Chart:
     return alt.Chart(inline(rows)).properties(width="container", height=HEIGHT)
 
 
-def percent(name: str, title: str, **scale: Any) -> alt.Y:
-    return alt.Y(f"{name}:Q", title=title, scale=alt.Scale(zero=False, nice=True, **scale))
+def percent(name: str, title: str, zero: bool = False) -> alt.Y:
+    return alt.Y(f"{name}:Q", title=title, scale=alt.Scale(zero=zero, nice=True))
 
 
 def steps_axis(name: str = "step", title: str = "step") -> alt.X:

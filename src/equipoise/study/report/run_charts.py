@@ -63,8 +63,8 @@ def accuracy(run: RunRecord) -> Figure:
         rows.append({"seen": step.seen, "accuracy": value, "which": PAPER})
     order = [which for which in (RUN, AFTER, BEFORE, PAPER) if any(row["which"] == which for row in rows)]
     base = chart_of(rows).encode(
-        x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[step.seen for step in run.steps])),
-        y=percent("accuracy", "top-1 accuracy, %"),
+        x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[step.seen for step in run.steps], format="d")),
+        y=percent("accuracy", "top-1 accuracy, %", zero=len(run.steps) == 1),
         **strokes(order),
         tooltip=["which:N", "seen:Q", alt.Tooltip("accuracy:Q", format=".1f")],
     )
@@ -154,9 +154,8 @@ def norms(run: RunRecord) -> Figure:
         for when, made in _states(run, *run.predictions(step.step))
         for c, value in enumerate(() if made.norms is None else made.norms)
     ]
-    at = alt.param(
-        name="at", value=len(run.steps), bind=alt.binding_range(min=1, max=len(run.steps), step=1, name="after step ")
-    )
+    slider = alt.binding_range(min=1, max=len(run.steps), step=1, name="after step ")
+    at = alt.param(name="at", value=len(run.steps), **({"bind": slider} if len(run.steps) > 1 else {}))
     names = inline([{"class": c, "name": name} for c, name in enumerate(run.names)])
     shapes = alt.Scale(domain=[RUN, AFTER, BEFORE], range=["circle", "circle", "triangle-up"])
     chart = (
@@ -178,7 +177,8 @@ def norms(run: RunRecord) -> Figure:
         .add_params(at)
     )  # fmt: skip
     last = run.steps[-1]
-    caption = "Norm of the weights of each class after the step that the slider selects."
+    caption = "Norm of the weights of each class"
+    caption += " after the step that the slider selects." if len(run.steps) > 1 else "."
     if last.norms_old is not None and last.norms_new is not None:
         means = f"{last.norms_old:.3g} for old classes and {last.norms_new:.3g} for new ones"
         caption += f" The mean after training the last step is {means}."
@@ -235,7 +235,8 @@ def _matrix(run: RunRecord, counts: Array) -> alt.LayerChart:
     )
     lines = alt.Chart(inline([{"at": bound} for bound in bounds[1:-1]]))
     lines = lines.mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
-    return matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
+    chart: alt.LayerChart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
+    return chart
 
 
 def _short(name: str) -> str:

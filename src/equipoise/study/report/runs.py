@@ -202,11 +202,11 @@ def _floats(tensor: Tensor) -> Array:
 def read_run(directory: Path | Directory) -> RunRecord:
     """Read the settings, results and summary of a run."""
     directory = Directory(directory) if isinstance(directory, Path) else directory
+    if not directory.exists("metrics.jsonl"):
+        raise RunError("no step is finished yet")
     config = read_config(directory)
     try:
         msgspec.convert({**config, "settings": upgrade(config["settings"])}, ConfigKeys)
-        if not directory.exists("metrics.jsonl"):
-            raise RunError("no step is finished yet")
         steps = read_results(directory.read_json_lines("metrics.jsonl"), "metrics.jsonl", config.get("classes") or ())
         summary = None
         if directory.exists("summary.json"):
