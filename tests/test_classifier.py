@@ -1,4 +1,4 @@
-"""IncrementalClassifier: scikit-learn's manners, and every kind of input."""
+"""IncrementalClassifier: compatible with scikit-learn, for every kind of input."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from equipoise.errors import DataError, UsageError
 from tests.folders import glyphs
 
 SKIPPED = {
-    "check_array_api_input": "needs SCIPY_ARRAY_API, and is about other array libraries",
+    "check_array_api_input": "needs SCIPY_ARRAY_API and other array libraries",
     "check_classifier_data_not_an_array": "needs pandas",
 }
 """Checks that scikit-learn itself skips here; all others must pass."""
 
 
 @parametrize_with_checks([eq.IncrementalClassifier()])  # type: ignore[untyped-decorator]
-def test_scikit_learn_finds_nothing_to_complain_about(estimator: Any, check: Any) -> None:
+def test_all_checks_of_scikit_learn_pass(estimator: Any, check: Any) -> None:
     try:
         check(estimator)
     except pytest.skip.Exception:
@@ -44,14 +44,14 @@ def small(**options: Any) -> eq.IncrementalClassifier:
 
 @pytest.fixture(scope="module")
 def pictures() -> tuple[np.ndarray, np.ndarray]:
-    """uint8, N × 24 × 24 × 3, of four glyphs, and their names."""
+    """Return images of four glyphs, uint8, N × 24 × 24 × 3, and their labels."""
     images = glyphs().train
     few = images.select(images.labels < 4)
     pixels = few.read(torch.arange(len(few))).permute(0, 2, 3, 1).numpy()
     return pixels, np.array(["d", "b", "c", "a"])[few.labels.numpy()]
 
 
-def test_each_partial_fit_is_a_step_and_columns_are_sorted_classes() -> None:
+def test_each_partial_fit_is_a_step_and_columns_are_sorted_by_class() -> None:
     X, y = load_digits(return_X_y=True)
     clf = eq.IncrementalClassifier(seed=0, holdout=0.2)
     for low, high in ((5, 10), (0, 3), (3, 5)):
@@ -59,16 +59,16 @@ def test_each_partial_fit_is_a_step_and_columns_are_sorted_classes() -> None:
         assert clf.partial_fit(X[mine], y[mine]) is clf
     assert clf.classes_.tolist() == list(range(10))
     assert clf.model_.classes == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]
-    shares = clf.predict_proba(X)
-    assert shares.shape == (len(X), 10)
-    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-6)
-    assert (clf.predict(X) == clf.classes_[shares.argmax(1)]).all()
+    probabilities = clf.predict_proba(X)
+    assert probabilities.shape == (len(X), 10)
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-6)
+    assert (clf.predict(X) == clf.classes_[probabilities.argmax(1)]).all()
     assert clf.score(X, y) > 0.85
-    assert [record["classes"] for record in clf.steps_] == [[5, 6, 7, 8, 9], [0, 1, 2], [3, 4]]
-    assert clf.steps_[-1]["accuracy"] > 80
+    assert [step.classes for step in clf.steps_] == [[5, 6, 7, 8, 9], [0, 1, 2], [3, 4]]
+    assert clf.steps_[-1].accuracy > 80
 
 
-def test_old_classes_are_remembered_and_not_without_memory() -> None:
+def test_old_classes_are_remembered_only_with_a_memory() -> None:
     X, y = load_digits(return_X_y=True)
     accuracies = []
     for clf in (eq.IncrementalClassifier(), eq.IncrementalClassifier(method="ce", memory=0)):
@@ -81,9 +81,9 @@ def test_old_classes_are_remembered_and_not_without_memory() -> None:
 @pytest.mark.parametrize(
     "labels",
     [np.array([3, -7]), np.array(["β", "a b"]), np.array([True, False]), np.array([5.0, 2.0]), ["x", "y"]],
-    ids=["int", "text", "bool", "float", "list"],
+    ids=["int", "string", "bool", "float", "list"],
 )
-def test_labels_of_any_type_come_back_as_they_were(labels: Any, tmp_path: Path) -> None:
+def test_labels_keep_their_type(labels: Any, tmp_path: Path) -> None:
     X, y = load_iris(return_X_y=True)
     named = [labels[0] if label == 0 else labels[1] for label in y]
     clf = eq.IncrementalClassifier(epochs=5).fit(X, named)
@@ -95,22 +95,22 @@ def test_labels_of_any_type_come_back_as_they_were(labels: Any, tmp_path: Path) 
     assert again.predict(X).tolist() == clf.predict(X).tolist()
 
 
-def test_texts_may_come_as_objects_as_pandas_has_them() -> None:
+def test_strings_may_be_objects_as_in_pandas() -> None:
     X, y = load_iris(return_X_y=True)
     names = np.array(["cat", "dog", "fox"], dtype=object)[y]
     clf = eq.IncrementalClassifier(epochs=2).partial_fit(X[y < 2], names[y < 2]).partial_fit(X[y == 2], names[y == 2])
     assert clf.classes_.tolist() == ["cat", "dog", "fox"]
 
 
-def test_mixed_types_of_labels_are_refused() -> None:
+def test_labels_of_different_types_are_rejected() -> None:
     X, y = load_iris(return_X_y=True)
     clf = eq.IncrementalClassifier(epochs=1).fit(X, y)
-    with pytest.raises(UsageError, match="of different types"):
+    with pytest.raises(UsageError, match="have different types"):
         clf.partial_fit(X, ["a" if label else "b" for label in y])
-    assert clf.classes_.tolist() == [0, 1, 2]  # nothing happened
+    assert clf.classes_.tolist() == [0, 1, 2]  # nothing changed
 
 
-def test_every_kind_of_picture_is_the_same_picture(pictures: Any, tmp_path: Path) -> None:
+def test_paths_arrays_tensors_and_pil_images_are_equivalent(pictures: Any, tmp_path: Path) -> None:
     pixels, y = pictures
     paths = []
     for number, picture in enumerate(pixels):
@@ -119,14 +119,14 @@ def test_every_kind_of_picture_is_the_same_picture(pictures: Any, tmp_path: Path
     opened = [Image.fromarray(picture) for picture in pixels]
     clf = small(image_size=24).fit(paths, y)
     assert clf.score(paths, y) > 0.8
-    said = clf.predict_proba(pixels)
+    expected = clf.predict_proba(pixels)
     for same in (paths, [str(path) for path in paths], opened, torch.from_numpy(pixels).permute(0, 3, 1, 2)):
-        np.testing.assert_array_equal(clf.predict_proba(same), said)
+        np.testing.assert_array_equal(clf.predict_proba(same), expected)
     again = small(image_size=24).fit(pixels, y)
-    np.testing.assert_array_equal(again.predict_proba(pixels), said)
+    np.testing.assert_array_equal(again.predict_proba(pixels), expected)
 
 
-def test_grey_pictures_need_no_channel() -> None:
+def test_greyscale_images_need_no_channel_axis() -> None:
     X, y = load_digits(return_X_y=True)
     pixels = (X.reshape(-1, 8, 8) * 15).astype(np.uint8)
     clf = small(epochs=4).fit(pixels[:400], y[:400])
@@ -138,25 +138,25 @@ def test_grey_pictures_need_no_channel() -> None:
     ("X", "message"),
     [
         (np.zeros((6, 8, 8, 3), np.float32), "images must be uint8"),
-        ([Image.new("RGB", (9, 9))] * 5, "5 images came with 6 labels"),
-        (["/nowhere.png"] * 6, "cannot be read as an image"),
-        ([Image.new("RGB", (9, 9))] * 5 + [3], "3 is neither a path nor a PIL image"),
+        ([Image.new("RGB", (9, 9))] * 5, "got 5 images but 6 labels"),
+        (["/nowhere.png"] * 6, "cannot read /nowhere.png as an image"),
+        ([Image.new("RGB", (9, 9))] * 5 + [3], "expected a path or a PIL image, got 3"),
     ],
 )
-def test_what_is_no_picture_is_named(X: Any, message: str) -> None:
+def test_invalid_images_are_named(X: Any, message: str) -> None:
     with pytest.raises((DataError, UsageError), match=message):
         small(image_size=16).fit(X, [0, 1, 0, 1, 0, 1])
 
 
-def test_features_after_pictures_and_other_shapes_are_refused(pictures: Any) -> None:
+def test_features_after_images_and_other_shapes_are_rejected(pictures: Any) -> None:
     pixels, y = pictures
     clf = small(epochs=1).fit(pixels, y)
-    with pytest.raises(UsageError, match="rows of features, but IncrementalClassifier has learned images"):
+    with pytest.raises(UsageError, match="X has rows of features, but this IncrementalClassifier was fitted on images"):
         clf.predict(np.zeros((2, 5)))
-    with pytest.raises(UsageError, match="images of shape"):
+    with pytest.raises(UsageError, match="X has images of shape"):
         clf.predict(pixels[:, :16])
     rows = eq.IncrementalClassifier(epochs=1).fit(*load_iris(return_X_y=True))
-    with pytest.raises(UsageError, match="X has images"):
+    with pytest.raises(UsageError, match="X has images, but this IncrementalClassifier was fitted on rows of 4 features"):
         rows.predict(pixels)
 
 
@@ -178,13 +178,13 @@ def test_a_failed_step_leaves_the_classifier_as_it_was(pictures: Any) -> None:
     pixels, y = pictures
     clf = small(epochs=2).fit(pixels, y)
     before = clf.predict_proba(pixels)
-    with pytest.raises(UsageError, match="a memory of 3 images is smaller"):
+    with pytest.raises(UsageError, match="a memory of 3 exemplars is too small"):
         clf.set_params(memory=3).partial_fit(pixels[:5], ["new"] * 5)
     np.testing.assert_array_equal(clf.predict_proba(pixels), before)
     assert "new" not in clf.classes_
 
 
-def test_saved_loaded_and_taught_further_it_is_the_same(pictures: Any, tmp_path: Path) -> None:
+def test_a_loaded_classifier_continues_exactly(pictures: Any, tmp_path: Path) -> None:
     pixels, y = pictures
     early, late = np.isin(y, ["d", "b"]), np.isin(y, ["c", "a"])
     one = small(seed=3).fit(pixels[early], y[early])
@@ -213,7 +213,7 @@ def test_features_are_saved_as_rows(tmp_path: Path) -> None:
     assert not list((tmp_path / "light").rglob("*.npy"))
 
 
-def test_the_callers_random_numbers_are_left_alone() -> None:
+def test_the_callers_random_state_does_not_change() -> None:
     X, y = load_iris(return_X_y=True)
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -227,27 +227,27 @@ def test_the_callers_random_numbers_are_left_alone() -> None:
     [
         ({"epochs": "x"}, "train.epochs is 'x'"),
         ({"epochs": None}, "train.epochs is None"),
-        ({"holdout": "x"}, "holdout is 'x'"),
-        ({"method": "wq"}, "there is no method 'wq'"),
+        ({"holdout": "x"}, "holdout must be a fraction from 0 to below 1, got 'x'"),
+        ({"method": "wq"}, "unknown method 'wq'"),
         ({"settings": {"train": {"lr": "high"}}}, "train.lr is 'high'"),
     ],
 )
-def test_settings_that_cannot_be_are_named(options: Any, message: str) -> None:
+def test_invalid_settings_are_named(options: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         eq.IncrementalClassifier(**options).fit(*load_iris(return_X_y=True))
 
 
 def test_each_kind_of_input_has_its_backbones(pictures: Any) -> None:
-    with pytest.raises(UsageError, match="mlp is the backbone for rows of features"):
+    with pytest.raises(UsageError, match="use mlp for rows of features, and any other for images"):
         eq.IncrementalClassifier(backbone="mlp").fit(*pictures)
-    with pytest.raises(UsageError, match="mlp is the backbone for rows of features"):
+    with pytest.raises(UsageError, match="use mlp for rows of features, and any other for images"):
         eq.IncrementalClassifier(backbone="resnet32").fit(*load_iris(return_X_y=True))
 
 
-def test_what_a_model_was_begun_with_cannot_be_changed() -> None:
+def test_fixed_settings_cannot_be_changed_without_refitting() -> None:
     X, y = load_iris(return_X_y=True)
     clf = eq.IncrementalClassifier(epochs=1).fit(X, y)
-    with pytest.raises(UsageError, match="method is 'icarl', but this model was begun with 'wa'"):
+    with pytest.raises(UsageError, match=r"method='icarl' conflicts with the fitted model \('wa'\); refit to change it"):
         clf.set_params(method="icarl").partial_fit(X, y)
     clf.fit(X, y)
     assert clf.model_.settings.method == "icarl"

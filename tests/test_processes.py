@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -110,7 +109,7 @@ def test_shards_make_up_the_batch_and_their_weighted_means_its_mean(
 class Plain(Method):
     """Softmax regression: without batch norm, two processes compute exactly what one does."""
 
-    rehearsal: ClassVar[str] = "none"
+    rehearsal = "none"
     seen: list[Tensor] = field(default_factory=list)
     """The labels that this process trained on."""
 

@@ -6,7 +6,7 @@ core      installs the wheel without extras into an empty environment and tries 
 lowest    runs them with the lowest versions that pyproject.toml promises
 
 Name some of them to run only these: ``make matrix ONLY="core 3.12"``. An environment may take several GB, because
-most builds of PyTorch bring CUDA. They are kept in ~/.cache/equipoise-matrix and made anew when requirements change.
+most builds of PyTorch bring CUDA. They are kept in ~/.cache/equipoise-matrix and made again when requirements change.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def run_tests(work: Path, name: str, python: Path, log: Path) -> str:
 
 
 def make_environment(work: Path, name: str, python: Path, log: Path, extras: str, constraints: Path) -> Path:
-    """Install the wheel into a cached environment, which is made anew when the requirements changed."""
+    """Install the wheel into a cached environment, which is made again when the requirements changed."""
     home, wheel = CACHE / name, find_wheel(work)
     inside, stamp = home / "bin" / "python", home / "requirements.sha256"
     pip: list[str | Path] = [inside, "-m", "pip", "--disable-pip-version-check", "install"]

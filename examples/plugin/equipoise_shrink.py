@@ -1,4 +1,4 @@
-"""A method in its own package."""
+"""A complete method: cross-entropy with rehearsal, then smaller weights for the new classes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,13 +8,13 @@ from equipoise.methods import Fit, Method, Step
 
 @dataclass(eq=False)
 class Shrink(Method):
-    """Cross-entropy with rehearsal, then the new classes' weights times a fixed factor."""
+    """Cross-entropy with rehearsal; afterwards the new classes' weights are multiplied by a fixed factor."""
 
     variants: ClassVar = {"shrink": {}}
     corrects = True
 
     factor: float = 0.8
-    """What the rows of new classes are multiplied by."""
+    """Factor of the new classes' weights."""
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         if step.old:

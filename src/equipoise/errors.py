@@ -42,5 +42,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return UsageError(f"unknown {kind} '{name}': {hint}(known: {', '.join(names)})")
+    hint = f": did you mean '{close[0]}'?" if close else ""
+    return UsageError(f"unknown {kind} '{name}'{hint} (known: {', '.join(names)})")

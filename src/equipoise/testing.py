@@ -35,7 +35,7 @@ from equipoise.learn.backbones.base import backbones_of, disabled
 from equipoise.learn.inference import InferencePass
 from equipoise.learn.method import Method
 from equipoise.learn.stage import TrainListener
-from equipoise.methods.registry import lookup, make
+from equipoise.methods.registry import lookup, make, register
 from equipoise.study.console import RunListener
 from equipoise.study.experiment import Experiment, execute
 from equipoise.study.process_group import run_in_group
@@ -43,20 +43,22 @@ from equipoise.study.process_group import run_in_group
 State = dict[str, Tensor]
 
 
-def check_method(name: str, fields: Mapping[str, Any] | None = None, distribute: bool = True) -> None:
+def check_method(method: str | type[Method], fields: Mapping[str, Any] | None = None, distribute: bool = True) -> None:
     """Raise an ``AssertionError`` that says which rule a method breaks.
 
     Parameters
     ----------
-    name
-        The name of the method.
+    method
+        The name of a method, or a class that is not installed yet.
     fields
         Hyper-parameters that differ from the defaults.
     distribute
         Also train in two processes, which takes a while to start; ``check_distributed`` checks many methods in one go.
     """
+    cls = method if isinstance(method, type) else lookup(method)[0]
+    name = method if isinstance(method, str) else register(method)
     check_fields(name)
-    trial = Trial(name, fields or {})
+    trial = Trial(name, fields or {}, cls=cls)
     for check in CHECKS:
         check(trial)
     if distribute:
@@ -86,6 +88,8 @@ class Trial:
     fields: Mapping[str, Any]
     images: int = 24
     precision: str = "32"
+    cls: type[Method] | None = None
+    """The class, which other processes may not know by its name."""
 
     def settings(self, seed: int = 0, **stream: Any) -> Settings:
         overrides: dict[str, dict[str, Any]] = {
@@ -242,9 +246,7 @@ def check_resume(trial: Trial) -> None:
             else:
                 raise AssertionError(f"{trial.name}: the run was not interrupted")
             again = _final_state(settings, data, directory, RunListener())
-            assert same(whole, again), (
-                f"{trial.name}: it ended differently after an interruption in epoch {after}"
-            )
+            assert same(whole, again), f"{trial.name}: it ended differently after an interruption in epoch {after}"
 
 
 def _final_state(settings: Settings, data: Dataset, directory: Path, listener: RunListener) -> State:
@@ -266,9 +268,7 @@ def check_keep_classes(trial: Trial) -> None:
     except UsageError:
         return
     after = predict_some(experiment)
-    assert after.shape == (16, 3), (
-        f"{trial.name}: predict returns {tuple(after.shape)} for 3 remaining classes"
-    )
+    assert after.shape == (16, 3), f"{trial.name}: predict returns {tuple(after.shape)} for 3 remaining classes"
     others = before.argmax(1) != 1
     same_class = stay[after.argmax(1)] == before.argmax(1)
     assert same_class[others].all(), f"{trial.name}: removing a class changes the predictions of others"
@@ -328,6 +328,8 @@ def check_distributed(trials: Sequence[Trial]) -> None:
 def _learn_distributed(trials: Sequence[Trial]) -> None:
     """Learn every trial in one of the processes; a method that refuses several processes is skipped."""
     for trial in trials:
+        if trial.cls is not None:
+            register(trial.cls)
         try:
             experiment = trial.experiment()
         except UsageError:

@@ -102,8 +102,8 @@ def _quality(last: StepResult) -> list[str]:
     lines = [f"**{last.accuracy:.1f} %** on {total} after the last step."]
     if last.accuracy_old is not None and last.accuracy_new is not None:
         lines[0] += (
-            f" Old classes {last.accuracy_old:.1f} %, the newest {last.accuracy_new:.1f} %; {last.errors.e_on} old images "
-            f"predicted as new classes and {last.errors.e_no} new images predicted as old classes."
+            f" Old classes {last.accuracy_old:.1f} %, the newest {last.accuracy_new:.1f} %; {last.errors.e_on} old "
+            f"images predicted as new classes and {last.errors.e_no} new images predicted as old classes."
         )
     if last.warning:
         lines += ["", f"Note: {last.warning}."]

@@ -237,9 +237,10 @@ def _reject_changes(model: Model, wanted: LearnOptions) -> None:
         raise conflict(f"runtime.precision={precision}", settings.runtime.precision)
     if wanted.weights is not None:
         raise UsageError("--weights is only for the first step of a model: this one is trained already")
-    sections = [section for section in wanted.overrides if section not in ("train", "memory", "runtime")]
-    if sections:
-        raise UsageError(f"settings of '{sections[0]}' are fixed when a model is created: remove them")
+    for section, values in wanted.overrides.items():
+        for name in values if section not in ("train", "memory", "runtime") else ():
+            shown = f"{'method' if section == 'fields' else section}.{name}"
+            raise UsageError(f"{shown} is fixed when a model is created: remove it, or create a new model")
 
 
 def conflict(asked: str, current: object) -> UsageError:

@@ -76,6 +76,7 @@ class Model:
         learner, exemplars = self.learner, self.memory.exemplars
         learner.settings = replace(learner.settings, memory=learner.settings.memory | dict(changes))
         learner.memory = learner.settings.make_memory()
+        learner.method.check(learner.memory)
         learner.memory.exemplars = exemplars
 
     def without_images(self) -> Self:

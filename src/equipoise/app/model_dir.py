@@ -13,6 +13,7 @@ lock: they read config.json, then the version that it names.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -76,11 +77,8 @@ class ModelDir:
             raise UsageError(
                 f"{self.path} holds no model yet, only an interrupted first step: run the same `learn` again"
             )
-        what = "does not exist"
-        if self.directory.is_dir():
-            what = "holds no model"
-        elif self.path.exists():
-            what = "is a file"
+        self._check_place()
+        what = "holds no model" if self.directory.is_dir() else "does not exist"
         raise UsageError(f"{self.path} {what}: create a model with `equipoise learn MODEL FOLDER`")
 
     def _checked(self) -> bool:
@@ -98,8 +96,14 @@ class ModelDir:
             others = [name for name in names if not (interrupted and name in OWNED)]
             if others:
                 raise UsageError(f"{self.path} holds {others[0]} but no model: choose an empty or new directory")
-        elif self.path.exists():
-            raise UsageError(f"{self.path} is a file: choose a directory for the model")
+        self._check_place()
+
+    def _check_place(self) -> None:
+        """Raise an error if there is something that is not a directory, or one that cannot be opened."""
+        if os.path.lexists(self.path) and not self.directory.is_dir():
+            if not os.path.isdir(self.path):  # noqa: PTH112 - pathlib raises an error for a name that is too long
+                raise UsageError(f"{self.path} is not a directory: choose another place for the model")
+            raise UsageError(f"cannot open {self.path}: check its permissions")
 
     # ---- reading
 

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from cyclopts import CycloptsError
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _mute() -> None:
     """Redirect stdout, so that Python's flush at exit does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):  # stdout may be no file, or closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _load_engine(command: str) -> None:

@@ -9,20 +9,20 @@ from cyclopts import App
 
 from equipoise.cli.app import STUDIES, Flag, app
 
-data = App(name="data", help="Check data sets.", help_format="plaintext", group=STUDIES)
+data = App(name="data", help="Check data sets.", help_format="plaintext", group=STUDIES, sort_key=100)
 app.command(data)
 
 
 @data.command
 def check(dataset: str, *, data_root: Path | None = None, deep: Flag = False, json: Flag = False) -> None:
-    """Check whether a data set is complete and list what is missing; the exit code is 1 if anything is.
+    """Check whether a data set is complete and list what is missing; the exit code is 1 if something is.
 
     Parameters
     ----------
     dataset
         Name of a data set: see `equipoise datasets`.
     data_root
-        Where the data is stored.
+        Directory of the data (default: the environment variable EQUIPOISE_DATA).
     deep
         Decode every image and list those that are empty or damaged.
     json

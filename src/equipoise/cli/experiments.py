@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from equipoise.cli.app import STUDIES, Flag, app
+from equipoise.cli.app import STUDIES, Flag, command
 from equipoise.cli.launch_options import LaunchOptions
 from equipoise.cli.options import CommonOptions, RunOptions, step_count
 from equipoise.core.launch_env import errors_once, is_main_process
@@ -22,7 +22,7 @@ LOCAL = LaunchOptions()
 Launched = Annotated[LaunchOptions, Parameter(name="*")]
 
 
-@app.command(group=STUDIES)
+@command(STUDIES)
 def run(
     dataset: str = "glyphs",
     *,
@@ -34,7 +34,7 @@ def run(
     quiet: Flag = False,
     dry_run: Flag = False,
 ) -> None:
-    """Learn a data set in steps; run the same command again to continue an interrupted run.
+    """Run an experiment: learn a data set in steps. The same command continues an interrupted run.
 
     Parameters
     ----------
@@ -45,13 +45,13 @@ def run(
     seed
         Random seed; the same seed gives the same result.
     out
-        Directory of the run (default: below runs/).
+        Directory of the run (default: one in runs/ that is named after data set, method and seed).
     json
         Print one JSON object per step instead of a table.
     quiet
         Print only the summary.
     dry_run
-        Show the steps and an estimate of the time, and stop.
+        Show the steps and how long they would take, without running them.
     """
     from equipoise.engine.recipes import resolve
     from equipoise.study.experiment import Experiment, default_directory, load_data
@@ -123,7 +123,7 @@ def _show_plan(experiment: Any, json: bool) -> None:
     print(f"about {duration(plan['seconds'])} of training on this machine{single}")
 
 
-@app.command(group=STUDIES)
+@command(STUDIES)
 def compare(
     dataset: str = "glyphs",
     *,
@@ -136,7 +136,7 @@ def compare(
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
-    """Run several methods, seeds and numbers of steps and compare them; continues where it stopped.
+    """Compare methods, seeds and numbers of steps. The same command continues an interrupted comparison.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def compare(
     _compare(cells, None, out, options, launch, json, quiet)
 
 
-@app.command(group=STUDIES)
+@command(STUDIES)
 def ablate(
     dataset: str = "glyphs",
     *,
@@ -175,7 +175,7 @@ def ablate(
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
-    """Run the paper's four ablations: clipping, norm, bias and herding; continues where it stopped.
+    """Run the paper's four ablations: clipping, norm, bias and herding. The same command continues them.
 
     Parameters
     ----------
@@ -241,14 +241,14 @@ def _compare(
         raise RunError(f"{len(table['failed'])} of {len(cells)} runs failed and are not in the table: {names}")
 
 
-@app.command(group=STUDIES)
+@command(STUDIES)
 def report(directory: Path, *, figures: Path | None = None, formats: str | None = None, json: Flag = False) -> None:
     """Write a self-contained HTML report for a run or comparison.
 
     Parameters
     ----------
     directory
-        Directory of a run, or of a comparison; report.html is written into it.
+        Directory of a run or comparison; report.html is written into it.
     figures
         Also write every chart as an image file into this directory.
     formats
@@ -273,7 +273,7 @@ def report(directory: Path, *, figures: Path | None = None, formats: str | None 
         print(f"{len(made.pictures)} figures: {figures}")
 
 
-@app.command(group=STUDIES)
+@command(STUDIES)
 def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, norm: int = 1, clamp: bool = True) -> None:
     """Apply Weight Aligning to the head of any checkpoint.
 
@@ -301,21 +301,21 @@ def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, nor
     )
 
 
-@app.command(group=STUDIES)
+@command(STUDIES)
 def methods(name: str | None = None) -> None:
-    """List the methods, or the settings of one.
+    """List all methods, or the settings of one.
 
     Parameters
     ----------
     name
-        A method, to list its settings.
+        Name of a method, to list its settings.
     """
     from equipoise.study.method_list import describe_method, list_methods
 
     print(describe_method(name) if name else list_methods())
 
 
-@app.command(group=STUDIES)
+@command(STUDIES)
 def datasets() -> None:
     """List the data sets."""
     from equipoise.data.sources import SOURCES
@@ -324,7 +324,7 @@ def datasets() -> None:
         print(f"{name:18} {source.about}")
 
 
-@app.command(group=STUDIES)
+@command(STUDIES)
 def recipes() -> None:
     """List the recipes."""
     from equipoise.engine.recipes import read_recipe, recipe_names

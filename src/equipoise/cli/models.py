@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from equipoise.cli.app import MODELS, Flag, app
+from equipoise.cli.app import MODELS, Flag, command
 from equipoise.errors import UsageError
 
 Repeated = Parameter(negative=())
-Device = Annotated[str | None, Parameter(help="cpu, cuda, mps, …")]
-Threads = Annotated[int | None, Parameter(help="CPU threads.")]
+Device = Annotated[str | None, Parameter(help="Where to compute: cpu, cuda, mps, … (default: cpu).")]
+Threads = Annotated[int | None, Parameter(help="Number of CPU threads.")]
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def learn(
     model: Path,
     folder: Path,
@@ -48,7 +48,7 @@ def learn(
     folder
         A folder with one folder of images per class: FOLDER/<class>/*.jpg (png, webp, bmp, gif, tif).
     extend
-        Allow images of known classes.
+        Accept images of classes that the model already knows; these classes are learned again.
     holdout
         Fraction of each class's images to hold out for evaluation.
     method
@@ -56,13 +56,13 @@ def learn(
     memory
         Number of exemplars to keep (default: 2000).
     epochs
-        Epochs; auto depends on the number of images.
+        Number of epochs; auto chooses it from the number of images.
     backbone
         resnet32, resnet18 or timm:NAME, fixed when the model is created (default: resnet32).
     weights
-        Safetensors file with pretrained weights, for the first call.
+        Safetensors file with pretrained weights of the backbone; only when the model is created.
     image_size
-        Pixels per side, fixed when the model is created; auto depends on the images.
+        Width and height of images in pixels, fixed when the model is created; auto chooses it from the images.
     recipe
         Name of a recipe or a TOML file, fixed when the model is created.
     seed
@@ -72,7 +72,7 @@ def learn(
     strict
         Fail if any file cannot be used, instead of skipping it.
     dry_run
-        Show what would be learned and an estimate of the time, and stop.
+        Show what would be learned and how long it would take, without learning it.
     json
         Print the step's result as one JSON object.
     quiet
@@ -116,7 +116,7 @@ def _auto(text: str, option: str) -> int | None:
     return int(text)
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def predict(
     model: Path,
     images: Annotated[list[str], Parameter(allow_leading_hyphen=True, negative=())],
@@ -141,7 +141,7 @@ def predict(
     json
         Print one JSON object per image.
     csv
-        Print CSV: path, class, probability, and so on for --top.
+        Print CSV with the columns path, class and probability; --top adds more.
     """
     from equipoise.app.console import print_predictions
     from equipoise.app.model_dir import ModelDir
@@ -167,7 +167,7 @@ def _runtime(device: str | None, threads: int | None) -> Any:
     return runtime
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = None, threads: Threads = None) -> None:
     """Evaluate a model on a folder of labelled images, FOLDER/<class>/*.jpg.
 
@@ -203,7 +203,7 @@ def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = 
     console.print(f"[bold]accuracy {facts['accuracy']:.1f} %[/] on {facts['total']:,} images")
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def history(model: Path, *, json: Flag = False) -> None:
     """Show what a model learned step by step: when, which classes, and their accuracy then and now.
 
@@ -224,16 +224,16 @@ def history(model: Path, *, json: Flag = False) -> None:
     console = make_console()
     console.print(history_table(steps))
     console.print(
-        "then, now: accuracy of the step's classes on held-out images after the step and now; all: of all classes then; "
-        "γ: factor of the correction",
+        "then, now: accuracy of the step's classes on held-out images after the step and now; "
+        "all: accuracy of all classes after the step; γ: factor of the correction",
         style="dim",
         soft_wrap=True,
     )
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def undo(model: Path, *, json: Flag = False) -> None:
-    """Undo the last step: the model becomes, to the bit, what it was before.
+    """Undo the last step and restore the version before it exactly.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def undo(model: Path, *, json: Flag = False) -> None:
         print(f"undid {what}; the model knows {len(place.config().classes)} classes")
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def forget(model: Path, classes: Annotated[list[str], Repeated], /, *, json: Flag = False) -> None:
     """Remove classes for good: exemplars, held-out images, head weights, names, and all earlier versions.
 
@@ -265,7 +265,7 @@ def forget(model: Path, classes: Annotated[list[str], Repeated], /, *, json: Fla
     model
         Directory of the model.
     classes
-        Names of classes.
+        Names of the classes to remove.
     json
         Print what was removed as one JSON object.
     """
@@ -287,9 +287,9 @@ def forget(model: Path, classes: Annotated[list[str], Repeated], /, *, json: Fla
     print("the backbone's weights were trained with them; if that is a concern, train a new model without them")
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def inspect(model: Path, *, json: Flag = False) -> None:
-    """Show what a model consists of: classes, memory, weight norms, size on disk.
+    """Show what is in a model: classes, exemplars, weight norms, size on disk.
 
     Parameters
     ----------
@@ -312,7 +312,7 @@ def inspect(model: Path, *, json: Flag = False) -> None:
     console.print(inspection_table(facts))
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def export(model: Path, out: Path, *, memory: Annotated[bool, Parameter(negative="--no-memory")] = True) -> None:
     """Export a model as one ONNX file (OUT.onnx), or copy its current version into a new directory.
 
@@ -321,9 +321,9 @@ def export(model: Path, out: Path, *, memory: Annotated[bool, Parameter(negative
     model
         Directory of the model.
     out
-        A file name that ends in .onnx, or a directory.
+        A file name that ends in .onnx, or a new directory.
     memory
-        A copy without memory has no exemplars and held-out images: it predicts but cannot learn more.
+        Copy exemplars and held-out images, too; without them, the copy predicts but cannot learn more.
     """
     from equipoise.app.console import make_console
     from equipoise.app.export import export_onnx
@@ -339,9 +339,9 @@ def export(model: Path, out: Path, *, memory: Annotated[bool, Parameter(negative
         print(f"copied to {out}" + ("" if memory else ", without exemplars and held-out images"))
 
 
-@app.command(group=MODELS)
+@command(MODELS)
 def card(model: Path) -> None:
-    """Print a model's card, as in its README.md.
+    """Print the model card, which is also in the model's README.md.
 
     Parameters
     ----------

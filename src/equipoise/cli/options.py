@@ -17,12 +17,15 @@ class CommonOptions:
         str | None,
         Parameter(help="Name of a recipe (see `equipoise recipes`) or a TOML file (default: the data set's)."),
     ] = None
-    data_root: Annotated[Path | None, Parameter(help="Where the data is stored or downloaded to.")] = None
+    data_root: Annotated[
+        Path | None,
+        Parameter(help="Directory of the data, or where to download it (default: EQUIPOISE_DATA, or a cache)."),
+    ] = None
     memory: Annotated[int | None, Parameter(help="Number of exemplars to keep.")] = None
     epochs: Annotated[int | None, Parameter(help="Epochs per step.")] = None
     backbone: Annotated[str | None, Parameter(help="Network, for example resnet32, fast or timm:NAME.")] = None
     weights: Annotated[Path | None, Parameter(help="Safetensors file with pretrained weights of the backbone.")] = None
-    order: Annotated[str | None, Parameter(help="Class order: 1993, icarl, natural, any seed, or a list.")] = None
+    order: Annotated[str | None, Parameter(help="Class order: natural, icarl, a seed such as 1993, or a list.")] = None
     set_: Annotated[
         list[str] | None,
         Parameter(
@@ -31,17 +34,19 @@ class CommonOptions:
             help="Any other setting, for example train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated.",
         ),
     ] = None
-    device: Annotated[str | None, Parameter(help="cpu, cuda, mps, …")] = None
-    threads: Annotated[int | None, Parameter(help="CPU threads per process.")] = None
+    device: Annotated[str | None, Parameter(help="Where to compute: cpu, cuda, mps, … (default: cpu).")] = None
+    threads: Annotated[int | None, Parameter(help="Number of CPU threads per process.")] = None
     devices: Annotated[
         int | None,
-        Parameter(help="Processes per machine that train together, each with its own GPU or cores."),
+        Parameter(help="Number of processes per machine that train together, each with its own GPU or cores."),
     ] = None
-    nodes: Annotated[int | None, Parameter(help="Machines that train together: see docs/scale.md.")] = None
+    nodes: Annotated[int | None, Parameter(help="Number of machines that train together: see docs/scale.md.")] = None
     compile_: Annotated[
         bool | None, Parameter(name="--compile", negative=(), help="Compile the network with torch.compile.")
     ] = None
-    track: Annotated[str, Parameter(help="Comma-separated trackers to log to: tensorboard, wandb, mlflow.")] = ""
+    track: Annotated[
+        str, Parameter(show_default=False, help="Comma-separated trackers to log to: tensorboard, wandb, mlflow.")
+    ] = ""
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Return the settings by section, from --set and from the other options."""

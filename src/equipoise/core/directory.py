@@ -113,7 +113,11 @@ class Directory:
             below = f"{name}/{entry.name}" if name else entry.name
             yield Entry(below, entry.kind)
             if entry.kind == "dir":
-                yield from self.walk(below)
+                try:
+                    yield from self.walk(below)
+                except RunError as error:
+                    if not isinstance(error.__cause__, FileNotFoundError):  # deleted since it was listed
+                        raise
 
     def check_owned(self, names: Mapping[str, Owned]) -> None:
         """Reject the first of these names that exists as a link, or as something else than it should be."""

@@ -51,7 +51,8 @@ class Augment:
     def check(self, channels: int) -> None:
         """Raise an error if mean and std do not fit the number of channels."""
         if {len(self.mean), len(self.std)} - {1, channels}:
-            raise UsageError(f"augment.mean and augment.std need one value or {channels}, one per channel")
+            each = f", or one for each of the {channels} channels" if channels > 1 else ""
+            raise UsageError(f"augment.mean and augment.std need one value{each}")
 
     def draw(self, count: int, generator: torch.Generator, flips: Tensor | None = None) -> Tensor:
         """Return uniform numbers for ``count`` images; an image's row decides everything about its augmentation.

@@ -64,7 +64,7 @@ def forgetting(history: Sequence[Sequence[float | None]]) -> float | None:
 
 
 def summarise(results: Sequence[StepResult]) -> dict[str, float | None]:
-    """Summarise a run. The paper's average leaves the first step out; iCaRL's, PODNet's, DER's and PyCIL's include it."""
+    """Summarise a run; the paper averages without the first step, iCaRL, PODNet, DER and PyCIL with it."""
     values = [result.accuracy or 0.0 for result in results]
     return {
         "average_without_first": sum(values[1:]) / len(values[1:]) if len(values) > 1 else None,

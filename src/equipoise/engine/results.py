@@ -27,11 +27,13 @@ class ClassResult:
     """How well one class is recognised on the evaluation images."""
 
     name: Label
+    """The class."""
     accuracy: float | None
     """In percent; None without evaluation images."""
     correct: int | None = None
-    """None if it is not known, in runs of format 1."""
+    """Images that are classified correctly; None if it is not known, in runs of format 1."""
     total: int | None = None
+    """Evaluation images of the class; None as above."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class StepResult:
     step: int
     """Number of the step, from 1."""
     kind: Literal["learn", "forget"] = "learn"
+    """Whether classes were learned or removed."""
     classes: list[Label] = field(default_factory=list)
     """Classes that this step added."""
     extended: list[Label] = field(default_factory=list)
@@ -78,6 +81,7 @@ class StepResult:
     accuracy_uncorrected: float | None = None
     """Top-1 accuracy before the correction."""
     accuracy_top5_uncorrected: float | None = None
+    """Top-5 accuracy before the correction."""
     accuracy_old: float | None = None
     """Top-1 accuracy on the classes learned before this step."""
     accuracy_new: float | None = None
@@ -87,11 +91,13 @@ class StepResult:
     total_new: int = 0
     """Evaluation images of new classes."""
     errors: ErrorCounts = ErrorCounts()
+    """Misclassified evaluation images, by kind."""
     errors_uncorrected: ErrorCounts = ErrorCounts()
     """The same before the correction."""
     per_step: list[float | None] = field(default_factory=list)
     """Accuracy on the classes of each step so far."""
     per_class: list[ClassResult] = field(default_factory=list)
+    """Result of each class seen, in the order in which they were learned."""
 
     gamma: float | None = None
     """Factor of Weight Aligning."""
@@ -139,27 +145,24 @@ class StepResult:
 
 def write_lines(results: Sequence[StepResult]) -> str:
     """Return the text of metrics.jsonl: one line per step."""
-    return "".join(json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n" for result in results)
-
-
-def read_lines(text: str, where: str, names: Sequence[Label] = ()) -> list[StepResult]:
-    """Read metrics.jsonl; ``names`` are the run's classes, which format 1 kept in config.json only."""
     try:
-        rows = [json.loads(line) for line in text.splitlines()]
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{where} is damaged ({error})") from error
-    return read_results(rows, where, names)
+        return "".join(json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n" for result in results)
+    except ValueError as error:
+        what = f"a figure of step {len(results)} is not finite ({error})"
+        raise RunError(f"{what}: check whether training diverged") from error
 
 
 def read_results(rows: Any, where: str, names: Sequence[Label] = ()) -> list[StepResult]:
-    """Check and upgrade a list of results."""
+    """Check and upgrade a list of results; ``names`` are a run's classes, which format 1 kept in config.json only."""
     try:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise TypeError("it is not a list of steps")
         results = [msgspec.convert(_upgrade(row, names), StepResult) for row in rows]
         if [result.step for result in results] != list(range(1, len(rows) + 1)):
             raise ValueError("steps are missing")
-    except (msgspec.ValidationError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except KeyError as error:
+        raise RunError(f"{where} is damaged ({error} is missing)") from error
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise RunError(f"{where} is damaged ({error})") from error
     return results
 

@@ -199,7 +199,7 @@ def weight_norms(method: Method) -> dict[str, Tensor]:
 def measure_throughput(fit: Fit, images: Images) -> float | None:
     """Estimate images per second with a short trial run (modifies the method); None if the step trains nothing."""
     schedule = fit.schedule.for_step(fit.step.index)
-    fit.schedule = schedule.for_stage(epochs=1, lr_schedule="constant", milestones=())
+    fit.schedule = schedule.for_stage(epochs=1, lr_schedule="constant")
     few, more = (images.select(torch.arange(min(len(images), count * schedule.batch_size))) for count in (2, 8))
     fit.images = few
     fit.method.start_step(fit.step)

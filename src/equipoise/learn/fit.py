@@ -124,11 +124,10 @@ class Fit:
                 value = statistic(self.method.features(x), self.runtime.move(labels))
                 total = value if total is None else total + value
             if total is None:  # more processes than batches: add zeros of the right shape
-                total = torch.zeros_like(statistic(self.method.features(self._one(images)), images.labels[:0]))
-        return distributed.all_reduce_sum(total)
-
-    def _one(self, images: Images) -> Tensor:
-        return self.runtime.move(self.augment.plain(images, torch.arange(1)))[:0]
+                x, labels = self.augment.plain(images, torch.arange(1))[:0], images.labels[:0]
+                none = statistic(self.method.features(self.runtime.move(x)), self.runtime.move(labels))
+                total = torch.zeros_like(none)
+        return distributed.all_reduce_sum(total.contiguous())
 
     def sample(self, images: Images, count: int, batch: int = 32) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's batches of ``count`` random images, each image with a uniform random number."""

@@ -80,10 +80,10 @@ class Head(nn.Module):
     def resize(self, rows: int, features: int) -> None:
         """Take the given shape, with undefined values: a state is about to be loaded."""
         if (rows, features) != tuple(self.weight.shape):
-            device, self.features = self.weight.device, features
-            self.weight = nn.Parameter(torch.empty(rows, features, device=device))
+            device, self.features, trained = self.weight.device, features, self.weight.requires_grad
+            self.weight = nn.Parameter(torch.empty(rows, features, device=device), trained)
             if self.bias is not None:
-                self.bias = nn.Parameter(torch.empty(rows, device=device))
+                self.bias = nn.Parameter(torch.empty(rows, device=device), trained)
 
     def _random(self, *shape: int) -> Tensor:
         """Draw uniformly from ±1/√features, torch's own initialisation of linear layers and the WA authors'."""

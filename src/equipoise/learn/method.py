@@ -94,6 +94,16 @@ class Method(nn.Module):
         """Return the mean loss of a batch of normalised images and labels."""
         return F.cross_entropy(self.logits(x), y)
 
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features of a batch of images."""
+        features: Tensor = self.backbone(x)
+        return features
+
+    def logits_from(self, features: Tensor) -> Tensor:
+        """Return the head's logits, without any correction."""
+        logits: Tensor = self.head(features)
+        return logits
+
     def after_backward(self) -> None:
         """Change gradients, after each backward pass."""
 
@@ -131,7 +141,7 @@ class Method(nn.Module):
         for name in self._buffers:
             value = state.get(name)
             if value is not None:
-                self._buffers[name] = torch.empty_like(value, device=self.sizes.device)
+                self._buffers[name] = torch.empty_like(value, device=self.device)
 
     def weight_norms(self, norm: int) -> Tensor | None:
         """Return the norm of each class's weights, or None if the head does not have one row per class."""
@@ -140,22 +150,17 @@ class Method(nn.Module):
     # ---- for use in hooks
 
     @property
+    def device(self) -> torch.device:
+        """Where the method computes; move what you create in ``end`` there."""
+        return self.sizes.device
+
+    @property
     def steps(self) -> list[int]:
         """The number of classes of each step so far."""
         return [int(size) for size in self.sizes]
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the backbone's features of a batch of images."""
-        features: Tensor = self.backbone(x)
-        return features
-
-    def logits_from(self, features: Tensor) -> Tensor:
-        """Return the head's output."""
-        logits: Tensor = self.head(features)
-        return logits
-
     def logits(self, x: Tensor) -> Tensor:
-        """Return the head's output for images, without any correction."""
+        """Return the head's logits for images, without any correction."""
         return self.logits_from(self.features(x))
 
     def predict(self, x: Tensor) -> Tensor:
@@ -200,5 +205,7 @@ class Method(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         state = {_RENAMED.sub("aux_head", name): value for name, value in state_dict.items()}
-        self.match_state(state)
+        with torch.random.fork_rng(devices=[]):  # networks that are added here are initialised only to be overwritten
+            self.match_state(state)
+        self.train(self.training)  # the mode of added networks
         return super().load_state_dict(state, strict, assign)

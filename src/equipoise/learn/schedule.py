@@ -58,9 +58,9 @@ class Schedule:
     divide_lr: bool = False
     """Divide lr by the step's number (IL2M); with muon, for all weights but matrices.
 
-    A distillation loss gives cross-entropy the weight 1/step if steps are equal, and SGD's updates shrink with it. Muon's
-    updates do not depend on the scale of the loss, so this setting scales them. The head keeps its learning rate: it
-    learns as many new rows in every step.
+    A distillation loss gives cross-entropy the weight 1/step if steps are equal, and SGD's updates shrink with it.
+    Muon's updates do not depend on the scale of the loss, so this setting scales them. The head keeps its learning
+    rate: it learns as many new rows in every step.
     """
     sizes: tuple[float, ...] = (1.0,)
     """Fractions of the image size to train at, one after another."""
@@ -118,8 +118,12 @@ class Schedule:
         )
 
     def for_stage(self, **changes: Any) -> Schedule:
-        """Return the schedule of a further stage: each image once per epoch at full size, with the given changes."""
+        """Return the schedule of a further stage: each image once per epoch at full size, with the given changes.
+
+        Milestones belong to the main stage's epochs, so they are dropped unless given.
+        """
         once: dict[str, Any] = {"first_epochs": None, "exemplar_repeats": 1, "multiply_repeats": False}
+        changes.setdefault("milestones", ())
         return dataclasses.replace(self, **once, sizes=(1.0,), size_milestones=(), **changes)
 
     def size_at(self, epoch: int, full: int) -> int:

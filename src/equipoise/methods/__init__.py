@@ -5,7 +5,7 @@
 docs/add-a-method.md explains the hooks. ``registry.py`` finds the methods by name.
 """
 
-from equipoise.core.distributed import subset_mean
+from equipoise.core.distributed import all_reduce_sum, subset_mean, world_size
 from equipoise.core.seeding import Key, generator, seed_for
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, join
@@ -41,6 +41,7 @@ __all__ = [
     "UsageError",
     "Variant",
     "align_head",
+    "all_reduce_sum",
     "class_means",
     "conv3x3",
     "distill",
@@ -58,4 +59,5 @@ __all__ = [
     "sigmoid_distill",
     "subset_mean",
     "unit_head",
+    "world_size",
 ]

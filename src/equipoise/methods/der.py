@@ -44,12 +44,12 @@ class DER(Method):
         return torch.cat([backbone(x) for backbone in self.backbones], 1)
 
     def begin(self, step: Step, fit: Fit) -> None:
-        fresh = self.architecture(self.final_relu).to(self.head.weight.device)
+        fresh = self.architecture(self.final_relu).to(self.device)
         if step.old:
             self.backbones.requires_grad_(False)
             fresh.load_state_dict(self.backbones[-1].state_dict())  # authors: start from the previous backbone
         self.backbones.append(fresh)
-        head = Head(fresh.width * len(self.backbones)).to(self.head.weight.device)
+        head = Head(fresh.width * len(self.backbones)).to(self.device)
         head.grow(step.seen)
         if self.reuse_head:
             head.weight.data[: step.old, : self.head.features] = self.head.weight.data
@@ -84,5 +84,5 @@ class DER(Method):
 
     def match_state(self, state: Mapping[str, Tensor]) -> None:
         while len(self.backbones) < len(state["sizes"]):
-            self.backbones.append(self.architecture(self.final_relu).to(self.sizes.device))
+            self.backbones.append(self.architecture(self.final_relu).to(self.device))
         super().match_state(state)

@@ -14,9 +14,9 @@ from equipoise.methods import Fit, Key, Method, Schedule, Step, distill, distill
 class EEIL(Method):
     """Distillation per step, gradient noise, then fine-tuning on balanced exemplars.
 
-    Deviations: the authors' code trains on twelve versions of each image per epoch (ours on one, drawn anew), has a
-    longer first step, distils the old heads from the model before fine-tuning too, and uses η / (1 + epoch)^0.55 as the
-    noise's standard deviation, where the text has η / (1 + t)^0.55 as its variance.
+    Deviations: the authors' code trains on twelve versions of each image per epoch (ours on one, drawn at random), has
+    a longer first step, distils the old heads from the model before fine-tuning too, and uses η / (1 + epoch)^0.55
+    as the noise's standard deviation, where the text has η / (1 + t)^0.55 as its variance.
     """
 
     paper = "Castro et al., End-to-End Incremental Learning, ECCV 2018"

@@ -111,7 +111,7 @@ class GANReplay(Method):
         """Generate images of ``classes``, labelled by this model."""
         self.eval()
         pixels, labels = [], []
-        for wanted in classes.to(self.codes.weight.device).split(256):
+        for wanted in classes.to(self.device).split(256):
             noise = torch.randn(len(wanted), self.noise, device=wanted.device)
             picture = self.generator(noise, self.codes.weight[wanted])
             made = ((picture + 1) * 127.5).round().to(torch.uint8)
@@ -121,7 +121,7 @@ class GANReplay(Method):
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         assert fit.images is not None
-        mean, std = (torch.tensor(v, device=self.head.weight.device) for v in (fit.augment.mean, fit.augment.std))
+        mean, std = (torch.tensor(v, device=self.device) for v in (fit.augment.mean, fit.augment.std))
 
         def gan_loss(x: Tensor, y: Tensor) -> Tensor:
             return self.gan_loss((x * std.view(1, -1, 1, 1) + mean.view(1, -1, 1, 1)) * 2 - 1, y)

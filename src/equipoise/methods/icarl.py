@@ -38,7 +38,7 @@ class ICaRL(LwFMC):
         assert exemplars is not None
         flipped = fit.map(exemplars, lambda x: self.features(x.flip(-1)))
         features = torch.cat([fit.features(exemplars), flipped])  # authors' code: flipped exemplars count too
-        self.means = class_means(features, exemplars.labels.repeat(2), range(step.seen)).to(self.head.weight.device)
+        self.means = class_means(features, exemplars.labels.repeat(2), range(step.seen)).to(self.device)
         return {}
 
     def keep_classes(self, classes: Tensor) -> None:

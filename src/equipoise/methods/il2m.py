@@ -16,8 +16,8 @@ MIN_MEAN = 1e-6
 class IL2M(Method):
     """Plain fine-tuning with memory; old classes' scores are rectified by their level when they were learned.
 
-    Scores are softmax probabilities: they are positive, so the paper's ratios of means are meaningful. Old classes' rows
-    of the head are kept; the authors' code reinitialises the whole head in each step.
+    Scores are softmax probabilities: they are positive, so the paper's ratios of means are meaningful. Old classes'
+    rows of the head are kept; the authors' code reinitialises the whole head in each step.
     """
 
     paper = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"
@@ -39,7 +39,7 @@ class IL2M(Method):
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         probabilities = fit.map(step.images, lambda x: self.logits(x).softmax(1))
-        device = self.head.weight.device
+        device = self.device
         new = own_means(probabilities, step.images.labels, range(step.old, step.seen)).to(device)
         self.confidence = torch.cat([self.confidence, probabilities.amax(1).mean()[None].to(device)])
         self.first = torch.cat([self.first, new])

@@ -58,7 +58,7 @@ class LUCIR(Method):
         return total
 
     def ranking(self, features: Tensor, y: Tensor) -> Tensor:
-        """Eq. 8: an old image's cosine to its class should exceed its K highest cosines to new classes by the margin."""
+        """Eq. 8: an old image's cosine to its class must exceed its K highest cosines to new classes by the margin."""
         is_old = y < self.old
         cosines = F.normalize(features[is_old], dim=1) @ F.normalize(self.head.weight, dim=1).T  # without the scale
         own = cosines.gather(1, y[is_old, None])

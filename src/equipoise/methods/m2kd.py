@@ -32,8 +32,9 @@ def two_levels(backbone: Backbone, head: Head, aux_head: Head, x: Tensor) -> tup
 class M2KD(Method):
     """Every earlier snapshot teaches the classes that it was the first to learn, at two levels.
 
-    No code was released. Chosen here: snapshots are stored whole (the paper rebuilds them from pruning masks, which saves
-    memory and should give the same outputs); the intermediate level is a head on the last feature maps but one.
+    No code was released. Chosen here: snapshots are stored whole (the paper rebuilds them from pruning masks, which
+    saves memory and should give the same outputs); the intermediate level is a head on the last feature maps but
+    one.
     """
 
     paper = "Zhou et al., M2KD: Multi-model and Multi-level Knowledge Distillation, 2019"
@@ -66,7 +67,7 @@ class M2KD(Method):
 
     def new_snapshot(self) -> Snapshot:
         heads = Head(self.head.features), Head(self.aux_head.features)
-        return Snapshot(self.architecture(self.final_relu), *heads).to(self.head.weight.device)
+        return Snapshot(self.architecture(self.final_relu), *heads).to(self.device)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

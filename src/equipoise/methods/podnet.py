@@ -134,9 +134,7 @@ class PODNet(Method):
             self.head.weight.data[:rows] = self.teacher.head.weight
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        schedule = fit.schedule.for_stage(
-            epochs=self.finetune_epochs, lr=self.finetune_lr, lr_schedule="constant", milestones=()
-        )
+        schedule = fit.schedule.for_stage(epochs=self.finetune_epochs, lr=self.finetune_lr, lr_schedule="constant")
         finetune_head(fit, self.classification_loss, schedule)
         return {}
 

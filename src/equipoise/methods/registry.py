@@ -25,6 +25,12 @@ def registry() -> dict[str, tuple[type[Method], Mapping[str, Any]]]:
     return {name: (cls, fields) for cls in classes for name, fields in cls.variants.items()}
 
 
+def register(cls: type[Method]) -> str:
+    """Add a method that is not installed as a plug-in, for this process; return its first name."""
+    registry().update({name: (cls, fields) for name, fields in cls.variants.items()})
+    return next(iter(cls.variants))
+
+
 def _is_method(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Method) and bool(value.variants)
 

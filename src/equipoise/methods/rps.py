@@ -99,10 +99,10 @@ class PathNet(Backbone):
 class RPS(Method):
     """A random path through parallel modules is added every other step; modules used before are frozen.
 
-    Deviations: the best candidate path is chosen on held-out training images after a short trial (the released code uses
-    test accuracy); distillation is over old classes (the released code puts labels of new classes among the teacher's
-    logits); the network is its own, by default shallower than the authors' nine layers, and ``net.backbone`` does not
-    change it.
+    Deviations: the best candidate path is chosen on held-out training images after a short trial (the released code
+    uses test accuracy); distillation is over old classes (the released code puts labels of new classes among the
+    teacher's logits); the network is its own, by default shallower than the authors' nine layers, and
+    ``net.backbone`` does not change it.
     """
 
     paper = "Rajasegaran et al., Random Path Selection for Incremental Learning, NeurIPS 2019"
@@ -160,7 +160,7 @@ class RPS(Method):
         order = torch.randperm(len(fit.images), generator=draws)
         cut = max(1, int(self.held_out * len(order)))
         held, rest = fit.images.select(order[:cut]), fit.images.select(order[cut:])
-        schedule = fit.schedule.for_stage(epochs=self.trial_epochs, lr_schedule="constant", milestones=())
+        schedule = fit.schedule.for_stage(epochs=self.trial_epochs, lr_schedule="constant")
         start, best, most_correct = copy.deepcopy(self.state_dict()), None, -1
         for path in paths:
             self.load_state_dict(start)

@@ -38,8 +38,7 @@ class SI(ImportanceMethod):
         """Record the weights and the gradient of the step's own loss, without the penalty's."""
         self.recorded: dict[str, tuple[Tensor, Tensor]] = {}
         for name, weight in self.weights():
-            assert weight.grad is not None
-            gradient = weight.grad.clone()
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()  # None: frozen
             if self.old:
                 anchor = self.get_buffer(f"anchor_{name}")
                 pull = 2 * self.strength * self.get_buffer(f"importance_{name}") * (weight[: len(anchor)] - anchor)

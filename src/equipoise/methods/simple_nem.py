@@ -31,7 +31,7 @@ class SimpleNEM(Method):
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         images = step.images
-        new = class_means(fit.features(images), images.labels, range(step.old, step.seen)).to(self.head.weight.device)
+        new = class_means(fit.features(images), images.labels, range(step.old, step.seen)).to(self.device)
         self.means = torch.cat([self.means, new]) if step.old else new
         return {}
 

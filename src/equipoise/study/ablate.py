@@ -43,7 +43,7 @@ CHOICES = (  # Sec. 5.4
 def plan_ablation(
     dataset: str, method: str, seeds: Sequence[int], *, recipe: str | None = None, overrides: Overrides | None = None
 ) -> tuple[list[Cell], list[dict[str, Any]]]:
-    """Return the recipe's own settings and each changed setting, with every seed, and a panel of two labels per setting."""
+    """Return cells for the recipe's settings and for each changed one, and a panel of two labels per change."""
     sections = overrides or {}
     variants, panels = {method: sections}, []
     baseline = resolve(dataset, method, recipe, overrides=sections)

@@ -48,7 +48,7 @@ class Column:
 
 
 def comparison_latex(table: dict[str, Any]) -> str:
-    """Return a booktabs table: one row per method, one column per step, or two per number of steps if there are several."""
+    """Return a booktabs table: one row per method; one column per step, or two for each number of steps."""
     entries = table["entries"]
     streams = list(dict.fromkeys(entry["steps"] for entry in entries))
     several = len(streams) > 1

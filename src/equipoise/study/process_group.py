@@ -31,8 +31,8 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from equipoise import errors
 from equipoise.core import distributed
-from equipoise.core.extras import require
 from equipoise.core.directory import Directory
+from equipoise.core.extras import require
 from equipoise.core.launch_env import LaunchEnv, errors_once, launch_env
 from equipoise.data.dataset import Dataset
 from equipoise.engine.results import read_results

@@ -35,7 +35,7 @@ from equipoise.data.images import Images, Store
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream
 from equipoise.engine.checkpoint import StepCheckpoint
-from equipoise.engine.results import FORMAT, StepResult, read_lines, write_lines
+from equipoise.engine.results import FORMAT, StepResult, read_results, write_lines
 from equipoise.engine.settings import Settings
 from equipoise.errors import RunError, UsageError
 from equipoise.learn.method import Method
@@ -88,7 +88,7 @@ class RunDir:
         self._checkpoint = self.directory.sub("checkpoint")
 
     def check(self) -> None:
-        """Raise an error if the directory holds something else. Changes nothing, so it can run before data is loaded."""
+        """Raise an error if the directory holds something else; changes nothing."""
         if self.directory.exists("compare.json"):
             raise UsageError(f"{self.path} holds a comparison: choose another --out for a run")
         self.directory.check_owned(OWNED)
@@ -181,8 +181,8 @@ class RunDir:
         """Return the results of the finished steps."""
         if not self.steps_done:
             return []
-        lines = self.directory.read_text("metrics.jsonl").splitlines(keepends=True)[: self.steps_done]
-        results = read_lines("".join(lines), "metrics.jsonl", self._names)
+        lines = self.directory.read_json_lines("metrics.jsonl")[: self.steps_done]
+        results = read_results(lines, "metrics.jsonl", self._names)
         if len(results) != self.steps_done:
             raise RunError("metrics.jsonl lacks lines")
         return results

@@ -84,7 +84,7 @@ def comparison(table: dict[str, Any], console: Console, pending: Sequence[str] =
     shown = {column.header for column in grid.columns}
     if shown >= {*map(str, seen), *figures}:
         return Group(title, grid)
-    return Group(title, grid, Text("some columns are left out: the terminal is narrow", style="dim"))
+    return Group(title, grid, Text("some columns do not fit the terminal", style="dim"))
 
 
 def _width(grid: Table, console: Console) -> int:

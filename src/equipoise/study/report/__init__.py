@@ -27,11 +27,6 @@ class ReportFiles:
     """What could not be shown, and why."""
 
 
-def available() -> bool:
-    """Return whether the packages for reports are installed."""
-    return all(extras.available(package) for package in PACKAGES)
-
-
 def report(
     directory: str | Path, figures: str | Path | None = None, formats: str | Sequence[str] = ("svg", "png")
 ) -> ReportFiles:

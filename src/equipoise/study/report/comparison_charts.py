@@ -34,7 +34,7 @@ def _curve_rows(groups: Sequence[RunGroup]) -> Rows:
 
 
 def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.LayerChart:
-    pick = alt.selection_point(fields=["label"], bind="legend")
+    pick, seen = alt.selection_point(fields=["label"], bind="legend"), sorted({row["seen"] for row in rows})
     base = (
         chart_of(rows)
         .properties(height=height)
@@ -42,7 +42,7 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
             x=alt.X(
                 "seen:Q",
                 title="classes learned",
-                axis=alt.Axis(values=sorted({row["seen"] for row in rows}), format="d"),
+                axis=alt.Axis(values=seen, format="d"),
             ),
             color=alt.Color(
                 "label:N",

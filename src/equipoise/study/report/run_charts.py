@@ -155,7 +155,7 @@ def norms(run: RunRecord) -> Figure:
         for c, value in enumerate(() if made.norms is None else made.norms)
     ]
     slider = alt.binding_range(min=1, max=len(run.steps), step=1, name="after step ")
-    at = alt.param(name="at", value=len(run.steps), **({"bind": slider} if len(run.steps) > 1 else {}))
+    at = alt.param(name="at", value=len(run.steps), bind=slider if len(run.steps) > 1 else alt.Undefined)
     names = inline([{"class": c, "name": name} for c, name in enumerate(run.names)])
     shapes = alt.Scale(domain=[RUN, AFTER, BEFORE], range=["circle", "circle", "triangle-up"])
     chart = (

@@ -1,0 +1,58 @@
+"""The model card: README.md in a model directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.app.model_dir import ModelDir
+from equipoise.core.directory import Directory
+from equipoise.errors import RunError
+from tests.folders import glyph_folder
+from tests.models import learn
+
+
+def test_text_that_the_user_added_stays(model_path: Path, glyph_steps: list[Path]) -> None:
+    file = model_path / "README.md"
+    text = file.read_text()
+    assert text.startswith("---\nlibrary_name: equipoise\npipeline_tag: image-classification\n")
+    file.write_text("---\nlicense: mit\n---\nMine.\n" + text[text.index("<!--") :] + "\nMine too.\n")
+    learn(model_path, glyph_steps[2], epochs=1)
+    after = file.read_text()
+    assert after.startswith("---\nlicense: mit\n---\nMine.\n<!-- equipoise")
+    assert after.endswith("\nMine too.\n")
+    assert "A classifier of 9 classes" in after
+    assert after.count("A classifier of") == 1
+
+
+def test_text_that_is_not_utf8_stays_too(model_path: Path, glyph_steps: list[Path]) -> None:
+    file = model_path / "README.md"
+    text = "Größe und Herkunft: Café\n".encode("cp1252")
+    file.write_bytes(text + file.read_bytes())
+    learn(model_path, glyph_steps[2], epochs=1)
+    assert file.read_bytes().startswith(text)
+    assert b"A classifier of 9 classes" in file.read_bytes()
+
+
+def test_a_class_name_cannot_break_the_card(tmp_path: Path) -> None:
+    pictures = glyph_folder(tmp_path / "pictures", [0, 1])
+    (pictures / "A").rename(pictures / "a | <script>`x`")
+    learn(tmp_path / "m", pictures, epochs=1)
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert "| a \\| &lt;script>\\`x\\` |" in card
+
+
+def test_a_card_that_cannot_be_written_does_not_undo_a_step(
+    model_path: Path, glyph_steps: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Directory.write_bytes
+
+    def fail(self: Directory, name: str, data: bytes) -> None:
+        if name == "README.md":
+            raise RunError("the disk is full")
+        write(self, name, data)
+
+    monkeypatch.setattr(Directory, "write_bytes", fail)
+    assert learn(model_path, glyph_steps[2], epochs=1).classes == ["G", "H", "I"]
+    assert len(ModelDir(model_path).load().classes) == 9
