@@ -37,8 +37,8 @@ class TwoNetworks(Method):
 
     def start_network(self, classes: int) -> None:
         """Replace the backbone and the head by new ones."""
-        self.backbone = self.architecture(self.final_relu).to(self.sizes.device)
-        self.head = self.make_head(self.backbone.width).to(self.sizes.device)
+        self.backbone = self.architecture(self.final_relu).to(self.device)
+        self.head = self.make_head(self.backbone.width).to(self.device)
         self.head.grow(classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -69,13 +69,13 @@ class TwoNetworks(Method):
         self.backbone.load_state_dict(self.old_net[0].state_dict())  # the student starts from the old network
         self.old_net = None
         labels = fit.images.labels
-        weight = len(labels) / (step.seen * labels.bincount()).to(self.sizes.device)  # each class counts the same
+        weight = len(labels) / (step.seen * labels.bincount()).to(self.device)  # each class counts the same
 
         def student_loss(x: Tensor, y: Tensor) -> Tensor:
             with torch.no_grad():
                 target = both.logits(x).softmax(1)
             return (weight[y] * F.cross_entropy(self.logits(x), target, reduction="none")).mean()
 
-        schedule = fit.schedule.for_stage(epochs=self.student_epochs, lr_schedule="cosine", milestones=())
+        schedule = fit.schedule.for_stage(epochs=self.student_epochs, lr_schedule="cosine")
         fit.train(fit.images, student_loss, schedule, name="student")
         return {}

@@ -51,9 +51,9 @@ def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelIma
     )
     last = steps[-1]
     lines = [
-        f"# A classifier of {len(config.classes)} classes",
+        f"# A classifier of {counted(len(config.classes), 'class')}",
         "",
-        f"Trained with `{config.method}` in {_count(len(steps), 'step')}, the last on {last.finished[:10]}, with "
+        f"Trained with `{config.method}` in {counted(len(steps), 'step')}, the last on {last.finished[:10]}, with "
         f"equipoise {config.equipoise} ({config.backbone}). It takes {takes}, and returns a probability per class. "
         "It knows no other classes: it assigns one of these to any input.",
         "",
@@ -89,7 +89,7 @@ def _stored(kept: int, held: int) -> list[str]:
     if not kept and not held:
         return ["None: this copy predicts but cannot learn more."]
     return [
-        f"{_count(kept, 'exemplar')} in `memory/` and {_count(held, 'held-out image')} in `holdout/`, and those of "
+        f"{counted(kept, 'exemplar')} in `memory/` and {counted(held, 'held-out image')} in `holdout/`, and those of "
         "earlier versions. They are copies of the training data: check that you may share them before you publish the "
         "model, or make a copy without them (`equipoise export MODEL COPY --no-memory`)."
     ]
@@ -98,12 +98,13 @@ def _stored(kept: int, held: int) -> list[str]:
 def _quality(last: StepResult) -> list[str]:
     if last.accuracy is None:
         return ["Unknown: no images were held out."]
-    total = _count(last.total_old + last.total_new, "held-out image")
+    total = counted(last.total_old + last.total_new, "held-out image")
     lines = [f"**{last.accuracy:.1f} %** on {total} after the last step."]
     if last.accuracy_old is not None and last.accuracy_new is not None:
         lines[0] += (
-            f" Old classes {last.accuracy_old:.1f} %, the newest {last.accuracy_new:.1f} %; {last.errors.e_on} old "
-            f"images predicted as new classes and {last.errors.e_no} new images predicted as old classes."
+            f" Old classes {last.accuracy_old:.1f} %, the newest {last.accuracy_new:.1f} %; "
+            f"{counted(last.errors.e_on, 'old image')} predicted as new classes and "
+            f"{counted(last.errors.e_no, 'new image')} predicted as old classes."
         )
     if last.warning:
         lines += ["", f"Note: {last.warning}."]
@@ -149,7 +150,7 @@ def _usage(config: ModelConfig) -> list[str]:
 def describe_step(step: StepResult, most: int = 4) -> str:
     """Describe what a step did in a few words."""
     if step.kind == "forget":
-        return f"forgot {_count(step.forgotten, 'class')}"
+        return f"forgot {counted(step.forgotten, 'class')}"
     return describe_classes(step.classes, step.extended, most) or "classes that were forgotten later"
 
 
@@ -175,6 +176,11 @@ def table_cell(text: object) -> str:
     return plain.replace("<", "&lt;").replace("`", "\\`")
 
 
-def _count(number: int, thing: str) -> str:
-    plural = {"class": "classes"}.get(thing, f"{thing}s")
-    return f"{number:,} {thing if number == 1 else plural}"
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "image"), counted(2, "old class")
+    ('1 image', '2 old classes')
+    """
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from equipoise.app.arrays import decode_all, is_list_of_images, is_pixels, pixels_of, plain_label, short_side_of
-from equipoise.app.learn import fit_to_backbone, photo_augment, size_for
+from equipoise.app.learn import photo_augment, size_for
 from equipoise.app.model import Model, is_features
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.step_plan import prepare
@@ -157,7 +157,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         features = pixels.dtype != torch.uint8
         recipe = "features" if features else "folder"
         sections = self._sections()
-        settings = fit_to_backbone(resolve("folder", self.method, recipe, self.seed, sections), sections)
+        settings = resolve("folder", self.method, recipe, self.seed, sections)
         augment = standardise(pixels) if features else photo_augment(shape, settings)
         return Model.create(settings, shape, augment)
 

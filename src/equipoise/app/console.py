@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.app.card import describe_classes, describe_step, percent
+from equipoise.app.card import counted, describe_classes, describe_step, percent
 from equipoise.app.learn import LearnListener
 from equipoise.app.model import Model
 from equipoise.app.photo_folder import FolderScan, SkippedFile
@@ -114,7 +114,7 @@ def skipped_text(entries: Sequence[SkippedFile]) -> str:
     """List the skipped files for people."""
     if not entries:
         return ""
-    lines = [f"skipped {len(entries)} files:"]
+    lines = [f"skipped {counted(len(entries), 'file')}:"]
     lines += [f"  {escape(entry.path)}: {escape(entry.reason)}" for entry in entries[:LISTED]]
     if len(entries) > LISTED:
         lines.append(f"  … and {len(entries) - LISTED} more (--json lists all)")
@@ -126,15 +126,15 @@ def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
     model, step = plan.model, plan.step
     settings = model.settings
     rehearsed = len(plan.images) - len(step.images)
-    beside = f" and {rehearsed:,} exemplars of {step.old} old classes" if step.old else ""
+    beside = f" and {counted(rehearsed, 'exemplar')} of {counted(step.old, 'old class')}" if step.old else ""
     lines = [
         f"[bold]step {len(model.steps) + 1}[/]: {escape(describe_classes(plan.added, plan.extended, most=8))}",
-        f"  training on {len(step.images):,} images{beside}, {plan.held:,} held out",
+        f"  training on {counted(len(step.images), 'image')}{beside}, {plan.held:,} held out",
         f"  {settings.method}, {settings.net.backbone}, {model.shape[1]} × {model.shape[2]} pixels, "
-        f"{plan.epochs} epochs: about {duration(seconds)}",
+        f"{counted(plan.epochs, 'epoch')}: about {duration(seconds)}",
     ]
     if epochs_done:
-        lines.append(f"  continuing after {epochs_done} epochs of an interrupted step")
+        lines.append(f"  continuing after {counted(epochs_done, 'epoch')} of an interrupted step")
     return lines
 
 
@@ -142,7 +142,8 @@ def result_lines(result: StepResult) -> list[str]:
     """Describe the result of a step."""
     if result.accuracy is None:
         return ["[bold]done[/]; accuracy unknown, because no images were held out"]
-    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/] on {result.total_old + result.total_new} held-out images"]
+    total = counted(result.total_old + result.total_new, "held-out image")
+    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/] on {total}"]
     if result.total_old and result.total_new:
         if result.gamma is not None:
             lines[0] += f" ({percent(result.accuracy_uncorrected)} before the correction)"
@@ -150,8 +151,9 @@ def result_lines(result: StepResult) -> list[str]:
         errors = result.errors
         lines += [
             f"  old classes {percent(result.accuracy_old)}, new classes {percent(result.accuracy_new)}{gamma}",
-            f"  misclassified: {errors.e_on} old images predicted as new classes, {errors.e_oo} as other old classes; "
-            f"{errors.e_no} new images predicted as old classes, {errors.e_n - errors.e_no} as other new classes",
+            f"  misclassified: {counted(errors.e_on, 'old image')} predicted as new classes, {errors.e_oo} as other "
+            f"old classes; {counted(errors.e_no, 'new image')} predicted as old classes, {errors.e_n - errors.e_no} as "
+            "other new classes",
         ]
     if result.warning:
         lines.append(f"[yellow]warning[/]: {escape(result.warning)}")

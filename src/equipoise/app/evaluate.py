@@ -26,11 +26,13 @@ def evaluate_folder(
         del found.classes[name]
         found.skip(folder / name, "the model does not know this class")
     if not found.classes:
-        raise DataError(f"{folder} has no class that the model knows ({', '.join(list(known)[:5])}, …)")
+        names = ", ".join(list(known)[:5]) + (", …" if len(known) > 5 else "")
+        raise DataError(f"{folder} has no class that the model knows: name its folders after its classes ({names})")
     listener.reading(found)
     images = read_images(found, model.shape[1], progress=listener.decoded)
     if not images:
-        raise DataError(f"cannot read any image in {folder} (the first: {found.skipped[0].path})")
+        first = found.skipped[0]
+        raise DataError(f"no image in {folder} can be used (for example {first.path}: {first.reason})")
     together = collect(images, model.shape)
     labels = torch.tensor([known[str(name)] for name in images])[together.labels]
     return evaluation(model, labels, model.probabilities(together).argmax(1)), found

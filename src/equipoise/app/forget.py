@@ -101,7 +101,7 @@ def verify(place: ModelDir, gone: Sequence[Label], images: Mapping[str, bytes]) 
         data = place.directory.read_bytes(file, MAX_TENSOR_BYTES)
         if _stem(file) in images or digest(data) in contents or _mentions(file, data, gone, images):
             raise RunError(
-                f"the classes are forgotten, but {place.path / file} still contains something of them: check it"
+                f"the classes are forgotten, but {place.path / file} still contains traces of them: check that file"
             )
     return len(files)
 

@@ -9,6 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.app.card import counted
 from equipoise.app.model_dir import LINKED, ModelDir
 from equipoise.app.model_files import KINDS, ModelConfig
 from equipoise.errors import RunError
@@ -84,9 +85,10 @@ def inspection_lines(facts: Mapping[str, Any]) -> list[str]:
     takes = f"{channels} features" if (height, width) == (1, 1) else f"{height} × {width} pixels"
     size = {name: f"{count / 2**20:,.1f} MB" for name, count in facts["bytes"].items()}
     return [
-        f"[bold]{escape(facts['directory'])}[/]: {len(facts['per_class'])} classes learned in {facts['steps']} steps",
+        f"[bold]{escape(facts['directory'])}[/]: {counted(len(facts['per_class']), 'class')} after "
+        f"{counted(facts['steps'], 'step')}",
         f"  {facts['method']}, {facts['backbone']} with {facts['parameters']:,} parameters, {takes}",
-        f"  {facts['exemplars']:,} exemplars (at most {facts['memory']:,}), {facts['held_out']:,} held-out images, "
-        f"{facts['versions']} versions",
+        f"  {counted(facts['exemplars'], 'exemplar')} (at most {facts['memory']:,}), "
+        f"{counted(facts['held_out'], 'held-out image')}, {counted(facts['versions'], 'version')}",
         f"  {size['total']} on disk: versions {size['versions']}, memory {size['memory']}, holdout {size['holdout']}",
     ]

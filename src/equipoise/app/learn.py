@@ -150,7 +150,9 @@ def as_label(name: str, model: Model) -> Label:
         return known.get(name, name)
     label: Label = parse_value(name)
     if type(label) is not type(model.classes[0]):
-        raise UsageError(f"the labels of this model are like {model.classes[0]!r}, but the folder is called '{name}'")
+        raise UsageError(
+            f"the labels of this model are like {model.classes[0]!r}, but the folder is called '{name}': rename it"
+        )
     return label
 
 
@@ -182,7 +184,6 @@ def new_model(found: FolderScan, wanted: LearnOptions) -> Model:
     """Return a new model for the photos of a folder."""
     sections = wanted.sections()
     settings = resolve("folder", wanted.method or "wa", wanted.recipe, wanted.seed or 0, sections)
-    settings = fit_to_backbone(settings, sections)
     if "size" not in sections.get("data", {}):
         size = size_for(settings.net.backbone, short_side(found))
         settings = replace(settings, data=settings.data | {"size": size})
@@ -196,19 +197,8 @@ def photo_augment(shape: Shape, settings: Settings) -> Augment:
     mean, std = (MEAN, STD) if shape[0] == 3 else ((0.5,), (0.25,))
     augment = replace(Augment(mean, std, pad=max(shape[1] // 8, 1), flip=True), **settings.augment)
     if augment.resized_crop:
-        raise UsageError("augment.resized_crop is only for experiments: a model stores its images at one size")
+        raise UsageError("augment.resized_crop is only for experiments: set it to false")
     return augment
-
-
-def fit_to_backbone(settings: Settings, given: Mapping[str, Mapping[str, Any]]) -> Settings:
-    """Turn clipping off for timm networks: it assumes features that are never negative (Sec. 4.3)."""
-    if (
-        settings.net.backbone.startswith("timm:")
-        and "clip" in settings.fields
-        and "clip" not in given.get("fields", {})
-    ):
-        return replace(settings, fields=settings.fields | {"clip": False})
-    return settings
 
 
 def size_for(backbone: str, short_side: int) -> int:
@@ -264,5 +254,5 @@ def read_new_images(
         raise DataError(f"{first.path}: {first.reason}{more}; nothing was learned because of --strict")
     if not images:
         first = found.skipped[0]
-        raise DataError(f"no image in {found.root} can be used (the first: {first.path}: {first.reason})")
+        raise DataError(f"no image in {found.root} can be used (for example {first.path}: {first.reason})")
     return images

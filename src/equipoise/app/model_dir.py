@@ -148,7 +148,9 @@ class ModelDir:
             method.load_state_dict(tensors.parse(data, name))
             augment = build(Augment, upgrade({"augment": config.augment})["augment"], "augment")
         except (EquipoiseError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise RunError(f"cannot restore the model in {self.path} ({str(error).splitlines()[0]})") from error
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            remedy = "install what it needs, or restore it from a copy"
+            raise RunError(f"cannot load the model in {self.path} ({why}): {remedy}") from error
         learner = Learner(settings, augment, method.eval(), memory)
         model = Model(learner, config.shape, no_images(config.shape), list(config.classes), self.steps_of(config))
         if images:
@@ -187,10 +189,7 @@ class ModelDir:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Lock the directory and clean up after a killed writer."""
-        try:
-            self.directory.make_dir()
-        except RunError as error:
-            raise UsageError(f"{error}; choose another place for the model") from error
+        self.directory.make_dir()
         self.directory.check_owned(OWNED)
         with self.directory.lock():
             if self.exists:

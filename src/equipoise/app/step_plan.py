@@ -157,7 +157,7 @@ def already_known(model: Model, name: Label) -> UsageError:
     """Return the error for a class that is known already."""
     first = next((step.step for step in model.steps if name in [*step.classes, *step.extended]), None)
     when = f" (learned in step {first})" if first else ""
-    return UsageError(f"class '{name}' is already known{when}: pass --extend to add images to it, or remove it")
+    return UsageError(f"class '{name}' is already known{when}: pass --extend to add images to it, or remove its folder")
 
 
 def drop_for_relearning(model: Model, extended: list[Label]) -> None:

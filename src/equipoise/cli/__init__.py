@@ -74,7 +74,7 @@ def _resume_hint(tokens: Sequence[str]) -> str:
 
 
 def _command(tokens: Sequence[str]) -> str:
-    return f"{tokens[0]} " if tokens and not tokens[0].startswith("-") else ""
+    return f"{tokens[0]} " if tokens and tokens[0] in app else ""
 
 
 def _fail(why: str, silent: bool = False) -> NoReturn:

@@ -259,7 +259,7 @@ def report(directory: Path, *, figures: Path | None = None, formats: str | None 
     from equipoise.study.report import report as make_report
 
     if formats and figures is None:
-        raise UsageError("--formats needs --figures DIR, where the image files go")
+        raise UsageError("--formats needs --figures DIR: name a directory for the image files")
     made = make_report(directory, figures, formats or "svg,png")
     for name, reason in made.skipped:
         print(f"equipoise: skipped {name}: {reason}", file=sys.stderr)

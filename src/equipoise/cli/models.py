@@ -182,6 +182,7 @@ def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = 
     """
     from rich.markup import escape
 
+    from equipoise.app.card import counted
     from equipoise.app.console import LearnConsole, evaluation_table, make_console, skipped_list, skipped_text
     from equipoise.app.evaluate import evaluate_folder
     from equipoise.app.model_dir import ModelDir
@@ -200,7 +201,7 @@ def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = 
     for entry in facts["confusions"]:
         names = f"{escape(str(entry['class']))} predicted as {escape(str(entry['predicted_as']))}"
         console.print(f"  {entry['images']} × {names}", style="dim", soft_wrap=True)
-    console.print(f"[bold]accuracy {facts['accuracy']:.1f} %[/] on {facts['total']:,} images")
+    console.print(f"[bold]accuracy {facts['accuracy']:.1f} %[/] on {counted(facts['total'], 'image')}")
 
 
 @command(MODELS)
@@ -242,7 +243,7 @@ def undo(model: Path, *, json: Flag = False) -> None:
     json
         Print the undone step as one JSON object.
     """
-    from equipoise.app.card import describe_step
+    from equipoise.app.card import counted, describe_step
     from equipoise.app.model_dir import ModelDir
 
     place = ModelDir(model)
@@ -253,7 +254,7 @@ def undo(model: Path, *, json: Flag = False) -> None:
         print(json_module.dumps(None if undone is None else undone.to_dict(), ensure_ascii=False))
     else:
         what = "the last step" if undone is None else f"step {undone.step} ({describe_step(undone)})"
-        print(f"undid {what}; the model knows {len(place.config().classes)} classes")
+        print(f"undid {what}; the model knows {counted(len(place.config().classes), 'class')}")
 
 
 @command(MODELS)
@@ -269,6 +270,7 @@ def forget(model: Path, classes: Annotated[list[str], Repeated], /, *, json: Fla
     json
         Print what was removed as one JSON object.
     """
+    from equipoise.app.card import counted
     from equipoise.app.forget import forget as remove
     from equipoise.app.model_dir import ModelDir
 
@@ -282,8 +284,8 @@ def forget(model: Path, classes: Annotated[list[str], Repeated], /, *, json: Fla
         }
         print(json_module.dumps(facts, ensure_ascii=False))
         return
-    print(f"forgot {', '.join(map(str, gone.classes))}; {gone.images} images removed")
-    print(f"searched all {gone.scanned} files of {model}: nothing of them is left, and no step can be undone")
+    print(f"forgot {', '.join(map(str, gone.classes))}; {counted(gone.images, 'image')} removed")
+    print(f"searched all {gone.scanned:,} files of {model}: nothing of them is left, and no step can be undone")
     print("the backbone's weights were trained with them; if that is a concern, train a new model without them")
 
 

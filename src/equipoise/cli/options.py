@@ -21,8 +21,8 @@ class CommonOptions:
         Path | None,
         Parameter(help="Directory of the data, or where to download it (default: EQUIPOISE_DATA, or a cache)."),
     ] = None
-    memory: Annotated[int | None, Parameter(help="Number of exemplars to keep.")] = None
-    epochs: Annotated[int | None, Parameter(help="Epochs per step.")] = None
+    memory: Annotated[int | None, Parameter(help="Number of exemplars to keep (default: the recipe's).")] = None
+    epochs: Annotated[int | None, Parameter(help="Epochs per step (default: the recipe's).")] = None
     backbone: Annotated[str | None, Parameter(help="Network, for example resnet32, fast or timm:NAME.")] = None
     weights: Annotated[Path | None, Parameter(help="Safetensors file with pretrained weights of the backbone.")] = None
     order: Annotated[str | None, Parameter(help="Class order: natural, icarl, a seed such as 1993, or a list.")] = None

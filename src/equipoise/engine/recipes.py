@@ -110,9 +110,11 @@ def resolve(
     for layer in map(upgrade, layers):  # names of older versions are still understood
         for section in SECTIONS:
             merged[section] |= layer.get(section, {})
-    instance = registry.make(method, merged["fields"])
+    fields = init_values(registry.make(method, merged["fields"]))
     net = build(NetSettings, merged["net"], "net")
     check_backbone(net.backbone)
+    if net.backbone.startswith("timm:") and "clip" in fields and "clip" not in (overrides or {}).get("fields", {}):
+        fields["clip"] = False  # clipping assumes features that are never negative (Sec. 4.3)
     build(Augment, merged["augment"], "augment")
     memory = build(Memory, merged["memory"], "memory")
     return Settings(
@@ -127,7 +129,7 @@ def resolve(
         train=build(Schedule, merged["train"], "train"),
         augment=merged["augment"],
         runtime=build(Runtime, merged["runtime"], "runtime"),
-        fields=init_values(instance),
+        fields=fields,
     )
 
 
