@@ -239,7 +239,7 @@ def test_statistics_of_features_are_summed_over_processes() -> None:
 
 def check_frozen_in_a_group(weights: Path) -> None:
     """Two processes that train heads on a frozen backbone have the same weights afterwards."""
-    experiment = prepared(weights=str(weights), freeze=True)
+    experiment = prepared(weights=str(weights), frozen=True)
     pretrained = {name: value.clone() for name, value in experiment.learner.method.backbone.state_dict().items()}
     for index in (1, 2):
         learn_step(fit_of(experiment, index), lambda: None)
@@ -452,7 +452,7 @@ class HeadRecorder(TrainListener):
 def test_a_frozen_backbone_never_changes(name: str, tmp_path: Path) -> None:
     """Neither weights nor batch-norm statistics, in any step, in none of a method's networks; the head is trained."""
     file, backbone = save_backbone(tmp_path)
-    experiment = prepared(name, weights=str(file), freeze=True)
+    experiment = prepared(name, weights=str(file), frozen=True)
     learner = experiment.learner
     for step in list(experiment.stream)[:2]:
         recorder = HeadRecorder(learner.method)
@@ -471,7 +471,7 @@ def test_a_frozen_backbone_never_changes(name: str, tmp_path: Path) -> None:
 
 def test_a_frozen_run_continues_where_it_stopped(tmp_path: Path, quick: Quick) -> None:
     file, _ = save_backbone(tmp_path)
-    overrides = {"net": {"weights": str(file), "freeze": True}, "stream": {"steps": "2,2", "classes": 4}}
+    overrides = {"net": {"weights": str(file), "frozen": True}, "stream": {"steps": "2,2", "classes": 4}}
     whole = quick(overrides=overrides)
     with pytest.raises(KeyboardInterrupt):
         quick(overrides=overrides, out=tmp_path / "again", listener=StopAfter(3))
@@ -486,9 +486,9 @@ def read_state(run: Path) -> dict[str, Tensor]:
     return read_tensors(Directory(file.parent), file.name)
 
 
-@pytest.mark.parametrize("net", [{"weights": "w.safetensors"}, {"freeze": True}])
-def test_weights_and_freeze_do_not_apply_to_methods_that_build_their_networks(net: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"net\.weights and net\.freeze do not apply to this method"):
+@pytest.mark.parametrize("net", [{"weights": "w.safetensors"}, {"frozen": True}])
+def test_weights_and_frozen_do_not_apply_to_methods_that_build_their_networks(net: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"net\.weights and net\.frozen do not apply to this method"):
         prepared("rps", **net)
 
 
@@ -595,7 +595,7 @@ def test_a_classifier_starts_from_pretrained_weights(tmp_path: Path) -> None:
     file, backbone = save_backbone(tmp_path, (1, 8, 8))
     digits = load("digits").train
     pixels, labels = digits.read(torch.arange(60)), digits.labels[:60].numpy()
-    settings = {"net": {"freeze": True}}
+    settings = {"net": {"frozen": True}}
     options: Any = {"backbone": "tiny", "weights": file, "settings": settings, "epochs": 1, "memory": 100}
     classifier = eq.IncrementalClassifier(**options).fit(pixels, labels)
     classifier.save(tmp_path / "model")

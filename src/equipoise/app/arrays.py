@@ -74,6 +74,8 @@ def short_side_of(X: Sequence[Any], sample: int = 100) -> int:
 def plain_label(label: Any) -> Label:
     """Return a label that JSON can store."""
     value = label.item() if isinstance(label, np.generic) else label
+    if isinstance(value, str) and value.encode(errors="replace").decode() != value:
+        raise UsageError(f"labels must be valid Unicode, got {value!r}")
     if isinstance(value, str | int | float | bool):
         return value
     raise UsageError(f"labels must be strings, numbers or booleans, got {label!r} ({type(value).__name__})")

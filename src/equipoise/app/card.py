@@ -82,7 +82,7 @@ def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelIma
         "",
         *_usage(config),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines).encode(errors="backslashreplace").decode()  # names may hold lone surrogates
 
 
 def _stored(kept: int, held: int) -> list[str]:

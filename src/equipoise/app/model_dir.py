@@ -147,8 +147,11 @@ class ModelDir:
             method = make_method(settings, config.shape, memory, pretrained=False)
             method.load_state_dict(tensors.parse(data, name))
             augment = build(Augment, upgrade({"augment": config.augment})["augment"], "augment")
-        except (EquipoiseError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+            augment.check(config.shape[0])
+            if sum(method.steps) != len(config.classes):
+                raise ValueError(f"its weights are for {sum(method.steps)} classes, but it lists {len(config.classes)}")
+        except (EquipoiseError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
             remedy = "install what it needs, or restore it from a copy"
             raise RunError(f"cannot load the model in {self.path} ({why}): {remedy}") from error
         learner = Learner(settings, augment, method.eval(), memory)

@@ -75,8 +75,9 @@ def read_model_config(directory: Directory, name: str, remedy: str) -> ModelConf
                 raise ValueError(f"{version!r} is not the name of a version")
         if not config.classes or min(config.shape) < 1:
             raise ValueError("it has no classes or no image size")
-        if len({str(name) for name in config.classes}) < len(config.classes):
+        if min(len({str(name) for name in config.classes}), len(set(config.classes))) < len(config.classes):
             raise ValueError("two classes have the same name")
+        "".join(map(str, config.classes)).encode()  # raises an error for lone surrogates
     except (msgspec.ValidationError, ValueError) as error:
         raise RunError(f"{where} is damaged ({error}): {remedy}") from error
     return config

@@ -71,7 +71,8 @@ class StepCheckpoint:
             return None
         entry = self._stages[stage]
         try:
-            return StageState(entry.epochs, entry.seconds, read_tensors(self.directory, entry.file))
+            tensors = read_tensors(self.directory, entry.file)
+            return StageState(entry.epochs, entry.seconds, tensors, str(self.directory.path))
         except RunError as error:
             raise _damaged(self.directory, error) from error
 
@@ -108,8 +109,8 @@ def read_stages(directory: Directory) -> StageList:
         found = msgspec.convert(directory.read_json(MANIFEST), StageList)
     except (RunError, msgspec.ValidationError) as error:
         raise _damaged(directory, error) from error
-    if not all(STAGE.fullmatch(entry.file) for entry in found.stages):
-        raise _damaged(directory, f"{MANIFEST} names a file that is not a stage")
+    if not all(STAGE.fullmatch(entry.file) and entry.epochs > 0 for entry in found.stages):
+        raise _damaged(directory, f"{MANIFEST} lists something that is not a stage")
     return found
 
 

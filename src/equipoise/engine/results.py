@@ -160,6 +160,9 @@ def read_results(rows: Any, where: str, names: Sequence[Label] = ()) -> list[Ste
         results = [msgspec.convert(_upgrade(row, names), StepResult) for row in rows]
         if [result.step for result in results] != list(range(1, len(rows) + 1)):
             raise ValueError("steps are missing")
+        for result in results:
+            if any(not 0 <= (entry.correct or 0) <= (entry.total or 0) for entry in result.per_class):
+                raise ValueError(f"step {result.step} has impossible counts in per_class")
     except KeyError as error:
         raise RunError(f"{where} is damaged ({error} is missing)") from error
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:

@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from equipoise.core.config import build, init_values
+from equipoise.core.config import build, convert, init_values
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import Architecture
@@ -43,7 +43,7 @@ class NetSettings:
     """Average over an image and its horizontal flip in evaluation."""
     weights: str | None = None
     """A safetensors file with pretrained weights (none: random initialisation)."""
-    freeze: bool = False
+    frozen: bool = False
     """Never train the backbone."""
     input_size: int | None = None
     """Resize images to this side inside the network (none: the data's own size)."""
@@ -85,7 +85,7 @@ class Settings:
             net.flip_tta,
             self.runtime.precision == "bf16",
             Path(net.weights) if net.weights is not None and pretrained else None,
-            net.freeze,
+            net.frozen,
             net.input_size,
         )
 
@@ -111,6 +111,9 @@ class Settings:
     def from_identity(identity: Mapping[str, Any], runtime: Runtime | None = None) -> Settings:
         """Undo ``identity``; settings that were added since get their defaults."""
         plain = upgrade(identity)
+        hints = get_type_hints(Settings)
+        for name in ("dataset", "method", "recipe", "seed", "data", "augment"):
+            plain[name] = convert(plain[name], hints[name], name)
         precision = build(Runtime, plain.pop("runtime"), "runtime").precision
         plain["stream"] = build(StreamSettings, plain["stream"], "stream")
         plain["net"] = build(NetSettings, plain["net"], "net")

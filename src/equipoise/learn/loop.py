@@ -64,7 +64,7 @@ class TrainingLoop:
         optimizer = schedule.make_optimizer(parameters)
         done = distributed.broadcast(lambda: self.store.load(stage))
         if done is not None:
-            restore(self.method, optimizer, done.tensors)
+            self._restore(done, optimizer)
             self.seconds += done.seconds
             self.resumed_seconds += done.seconds
         start = done.epochs if done is not None else 0
@@ -87,6 +87,13 @@ class TrainingLoop:
                     self.store.save(stage, StageState(epoch + 1, spent, capture(self.method, optimizer)))
             self.listener.epoch(epoch + 1, mean, schedule.lr_at(epoch + 1))
         seed_everything(*self.key, stage, "after")  # the same whether the stage was trained or restored
+
+    def _restore(self, done: StageState, optimizer: torch.optim.Optimizer) -> None:
+        try:
+            restore(self.method, optimizer, done.tensors)
+        except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
+            what = f"the interrupted step in {done.where} is damaged ({(str(error).splitlines() or ['?'])[0]})"
+            raise distributed.report_once(RunError(f"{what}: delete it to start the step again")) from error
 
     def _epoch(
         self,

@@ -16,6 +16,8 @@ class StageState:
     epochs: int
     seconds: float
     tensors: dict[str, Tensor]
+    where: str = ""
+    """The directory it was read from, for errors."""
 
 
 class StageStore(Protocol):

@@ -30,6 +30,8 @@ from equipoise.study.run_dir import RunDir
 from equipoise.study.tables import FIGURES, in_steps
 
 FORMAT = 2
+OWNED: dict[str, Any] = dict.fromkeys(("compare.json", "compare.csv", "compare.tex", "report.html"), "file")
+"""What equipoise writes into the directory of a comparison, besides its runs."""
 Overrides = Mapping[str, Mapping[str, Any]]
 
 
@@ -170,14 +172,18 @@ def compare(
 def _check(cells: Sequence[Cell], out: Path, data: DataCache) -> None:
     """Find every error that can be found before the first run starts."""
     refuse_process_group("a comparison")
+    directory = Directory(out)
+    directory.check_owned(OWNED)
     for cell in cells:
+        parts = cell.directory.parts
+        directory.check_owned({"/".join(parts[:depth]): "dir" for depth in range(1, len(parts) + 1)})
         if cell.settings.runtime.nodes > 1:
             raise UsageError("a comparison executes each run on one machine: remove --nodes")
         RunDir(out / cell.directory, cell.settings).check()
     for cell in {cell.label: cell for cell in cells}.values():
         Experiment.prepare(cell.settings, data.load(cell.settings))
     try:
-        Directory(out).make_dir()
+        directory.make_dir()
     except RunError as error:
         raise UsageError(f"{error}; choose another --out") from error
 

@@ -18,10 +18,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +31,7 @@ import msgspec
 from torch import Tensor
 
 from equipoise.core.directory import Directory
+from equipoise.core.open_dir import printable
 from equipoise.core.tensors import read_tensors, write_tensors
 from equipoise.data.images import Images, Store
 from equipoise.data.memory import Memory
@@ -46,6 +48,7 @@ from equipoise.version import __version__
 OWNED: dict[str, Any] = {
     **dict.fromkeys(("config.json", "metrics.jsonl", "summary.json", "report.html", ".lock"), "file"),
     **dict.fromkeys(("predictions", "gallery", "tracking", "checkpoint", "checkpoint/step"), "dir"),
+    "checkpoint/manifest.json": "file",
 }
 """What equipoise writes into a run directory."""
 STATE = re.compile(r"step-\d+\.safetensors")
@@ -99,14 +102,14 @@ class RunDir:
         try:
             config = read_config(self.directory)
             stored = Settings.from_identity(config["settings"]).identity()
-        except (UsageError, KeyError, TypeError) as error:
+        except (UsageError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(f"cannot read its settings: {error}") from error
         difference = first_difference(stored, self.settings.identity())
         if difference:
-            raise UsageError(f"{self.path} holds a run with {difference}: choose another --out or remove it")
+            raise UsageError(f"{self.path} holds a run with {printable(difference)}: choose another --out or remove it")
 
     def _damaged(self, why: object) -> RunError:
-        return RunError(f"the run in {self.path} is damaged ({why}): remove the directory to start again")
+        return RunError(f"the run in {self.path} is damaged ({printable(str(why))}): remove it to start again")
 
     def open(self, stream: ClassStream) -> Self:
         """Lock the directory and read how far the run is."""
@@ -135,19 +138,27 @@ class RunDir:
         if not self.directory.exists("config.json"):
             config = {"settings": self.settings.identity(), "classes": list(stream.names), "sizes": stream.sizes}
             self.directory.write_json("config.json", {"format": FORMAT, **config, **environment()})
-        self._names = stream.names
-        self._manifest = Manifest(FORMAT, fingerprint)
-        if self._checkpoint.exists("manifest.json"):
-            try:
-                self._manifest = msgspec.convert(self._checkpoint.read_json("manifest.json"), Manifest)
-            except (RunError, msgspec.ValidationError) as error:
-                raise self._damaged(error) from error
-            if self._manifest.data != fingerprint:
-                raise RunError(
-                    f"the data changed since the run in {self.path} began: restore it, or choose another --out"
-                )
+        self._names, self._sizes = stream.names, stream.sizes
+        self._manifest = self._read_manifest() or Manifest(FORMAT, fingerprint)
+        if self._manifest.data != fingerprint:
+            raise RunError(f"the data changed since the run in {self.path} began: restore it, or choose another --out")
         self._tidy()
         self.current_step = self._next_step()
+
+    def _read_manifest(self) -> Manifest | None:
+        """Read and check the manifest: files that it does not name will be deleted."""
+        if not self._checkpoint.exists("manifest.json"):
+            return None
+        content = self._checkpoint.read_json("manifest.json")
+        try:
+            manifest = msgspec.convert(content, Manifest)
+            state = _state_name(manifest.steps) if manifest.steps else None
+            if not 0 <= manifest.steps <= len(self._sizes) or manifest.state != state:
+                raise ValueError("manifest.json names a state that its steps do not have")
+        except ValueError as error:
+            raise self._damaged(error) from error
+        _check_format(manifest.format, self.path)
+        return manifest
 
     # ---- finished steps
 
@@ -173,6 +184,11 @@ class RunDir:
             return
         try:
             method.load_state_dict(progress.state)
+            seen = progress.results[-1].seen
+            if sum(method.steps) != seen:
+                raise ValueError(f"the state does not have {seen} classes")
+            if not all(0 <= label < seen and _in_range(rows, len(store)) for label, rows in progress.memory):
+                raise ValueError("an exemplar is not a training image")
             memory.restore(progress.memory, store)
         except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
             raise self._damaged(str(error).splitlines()[0]) from error
@@ -183,8 +199,8 @@ class RunDir:
             return []
         lines = self.directory.read_json_lines("metrics.jsonl")[: self.steps_done]
         results = read_results(lines, "metrics.jsonl", self._names)
-        if len(results) != self.steps_done:
-            raise RunError("metrics.jsonl lacks lines")
+        if [result.seen for result in results] != list(accumulate(self._sizes[: self.steps_done])):
+            raise RunError("metrics.jsonl does not have the steps of this run")
         return results
 
     def finish_step(
@@ -197,7 +213,7 @@ class RunDir:
         """Save a finished step; replacing the manifest commits it."""
         write_tensors(self.directory, f"predictions/step-{result.step}.safetensors", predictions)
         self.directory.write_text("metrics.jsonl", write_lines([*self.results(), result]))
-        name = f"step-{result.step}.safetensors"
+        name = _state_name(result.step)
         write_tensors(self._checkpoint, name, state)
         self._manifest = replace(
             self._manifest, format=FORMAT, steps=result.step, state=name, memory=list(memory.items())
@@ -227,12 +243,26 @@ def read_config(directory: Directory) -> dict[str, Any]:
     config = directory.read_json("config.json")
     if not isinstance(config, dict) or not isinstance(config.get("settings"), dict):
         raise RunError(f"{directory.path / 'config.json'} is damaged (it has no settings): restore it from a copy")
-    if not isinstance(config.get("format"), int) or config["format"] > FORMAT:
-        raise RunError(
-            f"{directory.path} has format {config.get('format')}, but this version of equipoise reads up to {FORMAT}: "
-            "update equipoise"
-        )
+    if not isinstance(config.get("format"), int):
+        raise RunError(f"{directory.path / 'config.json'} is damaged (it has no format): restore it from a copy")
+    _check_format(config["format"], directory.path)
     return config
+
+
+def _check_format(found: int, path: Path) -> None:
+    if found > FORMAT:
+        raise RunError(
+            f"{path} has format {found}, but this version of equipoise reads up to {FORMAT}: update equipoise"
+        )
+
+
+def _state_name(step: int) -> str:
+    """Return the file with a method's state after a step."""
+    return f"step-{step}.safetensors"
+
+
+def _in_range(rows: Iterable[int], count: int) -> bool:
+    return all(0 <= row < count for row in rows)
 
 
 def first_difference(old: Any, new: Any, where: str = "") -> str | None:

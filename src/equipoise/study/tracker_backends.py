@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from equipoise.core.directory import Directory
+
 
 @dataclass(frozen=True)
 class TrackedRun:
@@ -167,6 +169,7 @@ def _database(folder: Path) -> str:
         return "sqlite:///" + str(file).translate({ord(sign): f"%{ord(sign):X}" for sign in "%?#"})
 
     file, draft = folder / "mlflow.db", folder / "draft.db"
+    Directory(folder).check_owned({file.name: "file"})
     if not file.exists():
         draft.unlink(missing_ok=True)
         MlflowClient(uri(draft))

@@ -50,7 +50,7 @@ class Architecture:
     """Compute in bfloat16."""
     weights: Path | None = None
     """A safetensors file with pretrained weights."""
-    freeze: bool = False
+    frozen: bool = False
     """Never train the network."""
     input_size: int | None = None
     """Resize images to this side inside the network."""
@@ -68,12 +68,12 @@ class Architecture:
         net = self._timm_net() if self.name.startswith("timm:") else self._own_net(final_relu)
         if self.weights is not None:
             load_weights(net, self.weights)
-        return self._configure(net.freeze() if self.freeze else net)
+        return self._configure(net.freeze() if self.frozen else net)
 
     def configure(self, net: T) -> T:
         """Apply the common options to a network that a method builds itself."""
-        if self.weights is not None or self.freeze:
-            raise UsageError("net.weights and net.freeze do not apply to this method: it builds its own networks")
+        if self.weights is not None or self.frozen:
+            raise UsageError("net.weights and net.frozen do not apply to this method: it builds its own networks")
         return self._configure(net)
 
     def _configure(self, net: T) -> T:

@@ -103,7 +103,7 @@ def _trackers(names: str) -> RunListener:
 def _wait_until_free(directory: Path) -> None:
     """Wait for the process that made this run before: its job may be cancelled but still running."""
     deadline = time.monotonic() + PATIENCE
-    while directory.exists() and time.monotonic() < deadline:
+    while Directory(directory).is_file(".lock") and time.monotonic() < deadline:
         try:
             with Directory(directory).lock():
                 return
@@ -191,7 +191,7 @@ def _progress(job: Job) -> tuple[float, str]:
     """Return the fraction of a run that is on disk, counting all steps alike, and its position."""
     directory = Directory(job.directory)
     try:
-        steps = len(directory.read_json("config.json")["sizes"])
+        steps = max(len(directory.read_json("config.json")["sizes"]), 1)
         done = directory.read_text("metrics.jsonl").count("\n") if directory.exists("metrics.jsonl") else 0
         stages = read_stages(directory.sub("checkpoint/step")).stages
     except (RunError, KeyError, TypeError):  # not there yet, or being replaced
@@ -199,4 +199,4 @@ def _progress(job: Job) -> tuple[float, str]:
     epochs = job.settings.train.for_step(done + 1).epochs
     learned = min(stages[0].epochs, epochs) if stages else 0
     stage = f"stage {len(stages)}" if len(stages) > 1 else f"epoch {learned}/{epochs}"
-    return (done + learned / epochs) / steps, f"step {min(done + 1, steps)}/{steps} {stage}"
+    return min((done + learned / epochs) / steps, 1.0), f"step {min(done + 1, steps)}/{steps} {stage}"
