@@ -11,7 +11,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test coverage matrix check format bench results clean
+.PHONY: run test coverage matrix figures check format bench results clean
 
 run: $(VENV)/.core
 	$(BIN)/equipoise compare glyphs --methods ce+kd,wa --seeds 0 --launcher processes --out runs/demo
@@ -39,6 +39,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py
+
+figures: $(VENV)/.dev
+	$(BIN)/python tools/check_figures.py
 
 results: $(VENV)/.dev
 	$(BIN)/python results/render.py

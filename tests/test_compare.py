@@ -162,7 +162,7 @@ def test_an_interrupted_comparison_has_a_table_of_the_finished_runs(tmp_path: Pa
 
 
 def test_a_run_that_fails_is_left_out_and_the_others_continue(tmp_path: Path) -> None:
-    recipe = tmp_path / "wild.toml"
+    recipe = tmp_path / "diverging.toml"
     recipe.write_text('[net]\nbackbone = "tiny"\n[memory]\nsize = 50\n[methods.ce.train]\nlr = 1e30\n')
     recorder = Recorder()
     table = compare(cells(recipe=str(recipe)), tmp_path / "out", listener=recorder)

@@ -177,6 +177,21 @@ def test_write_errors(number: int, quick: Quick, tmp_path: Path, monkeypatch: py
     assert list((tmp_path / "run").rglob("*.tmp")) == []
 
 
+def test_files_of_a_killed_writer_are_removed(quick: Quick) -> None:
+    directory = quick(steps="5,5", overrides={"train": {"epochs": 1}}).directory
+    folders = [directory, *(directory / name for name in ("checkpoint", "checkpoint/step", "predictions", "gallery"))]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        (folder / ".0123456789abcdef.tmp").write_text("half")
+    others = [directory / "notes.tmp", directory / ".hidden", directory / "tracking" / ".4711.tmp"]
+    for other in others:
+        other.parent.mkdir(exist_ok=True)
+        other.write_text("mine")
+    quick(steps="5,5", overrides={"train": {"epochs": 1}}, out=directory)
+    assert sorted(directory.rglob("*.tmp")) == sorted(other for other in others if other.suffix == ".tmp")
+    assert all(other.read_text() == "mine" for other in others)
+
+
 # ---- whose directory it is
 
 

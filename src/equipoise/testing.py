@@ -33,6 +33,7 @@ from equipoise.engine.step import begin_step, learn_step
 from equipoise.errors import UsageError
 from equipoise.learn.backbones.base import backbones_of, disabled
 from equipoise.learn.inference import InferencePass
+from equipoise.learn.inference import same_tensors as same
 from equipoise.learn.method import Method
 from equipoise.learn.stage import TrainListener
 from equipoise.methods.registry import lookup, make, register
@@ -55,8 +56,8 @@ def check_method(method: str | type[Method], fields: Mapping[str, Any] | None = 
     distribute
         Also train in two processes, which takes a while to start; ``check_distributed`` checks many methods in one go.
     """
-    cls = method if isinstance(method, type) else lookup(method)[0]
-    name = method if isinstance(method, str) else register(method)
+    name = register(method) if isinstance(method, type) else method
+    cls = lookup(name)[0]
     check_fields(name)
     trial = Trial(name, fields or {}, cls=cls)
     for check in CHECKS:
@@ -120,10 +121,6 @@ def state_of(method: Method) -> State:
     return {name: value.clone() for name, value in method.state_dict().items()}
 
 
-def same(left: State, right: State) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 class TeacherRecorder(TrainListener):
     """Records the teacher when the main training starts."""
 
@@ -143,7 +140,8 @@ def learn(experiment: Experiment, index: int) -> None:
     recorder = TeacherRecorder(method)
 
     def check_teacher() -> None:
-        assert bool(step.old and method.uses_teacher) == (method.teacher is not None), f"{name}: there is no teacher"
+        wanted = bool(step.old and method.uses_teacher)
+        assert wanted == (method.teacher is not None), f"{name}: there is {'no' if wanted else 'an unwanted'} teacher"
         if method.teacher is not None and recorder.teacher is not None:
             unchanged = same(state_of(method.teacher), recorder.teacher)
             assert unchanged, f"{name}: the teacher changed during step {index}"

@@ -18,6 +18,7 @@ from equipoise.app.learn import photo_augment, size_for
 from equipoise.app.model import Model, is_features
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.step_plan import prepare
+from equipoise.core.seeding import preserve_rng
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images
 from equipoise.engine.learner import Shape
@@ -96,7 +97,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from scratch."""
-        with torch.random.fork_rng():  # the caller's random numbers are not ours to change
+        with preserve_rng():
             return self._learn(X, y, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
@@ -104,7 +105,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         ``classes`` is ignored; it exists for compatibility with scikit-learn.
         """
-        with torch.random.fork_rng():
+        with preserve_rng():
             return self._learn(X, y, getattr(self, "model_", None))
 
     def _learn(self, X: Any, y: Any, model: Model | None) -> Self:
@@ -245,7 +246,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         place, model = ModelDir(Path(path)), self.model_
         place.check_free()
         with place.writing():
-            if place.exists and place.steps() != model.steps[: len(place.steps())]:
+            known = place.steps() if place.exists else []
+            if known != model.steps[: len(known)]:
                 raise UsageError(f"{path} holds another model: choose another directory, or remove it")
             place.commit(model if memory else model.without_images())
 

@@ -27,7 +27,7 @@ def _inspect(place: ModelDir, config: ModelConfig) -> dict[str, Any]:
     return {
         "directory": str(place.path),
         "method": model.settings.method,
-        "settings": model.settings.fields,
+        "fields": model.settings.fields,
         "backbone": model.settings.net.backbone,
         "parameters": sum(p.numel() for p in model.method.parameters()),
         "shape": list(model.shape),

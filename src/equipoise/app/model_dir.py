@@ -40,6 +40,7 @@ from equipoise.core.config import build
 from equipoise.core.directory import MAX_TENSOR_BYTES, TEMPORARY, Directory
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, TensorStore, digest
+from equipoise.engine.checkpoint import OURS as CHECKPOINT_FILES
 from equipoise.engine.learner import Learner, make_method
 from equipoise.engine.results import FORMAT, Label, StepResult
 from equipoise.engine.settings import Settings, upgrade
@@ -56,6 +57,8 @@ OWNED: dict[str, Any] = {
     **dict.fromkeys(("versions", *KINDS, PENDING), "dir"),
 }
 """What equipoise writes into a model directory."""
+INVALID = (EquipoiseError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError)
+"""What wrong settings or weights raise when a model is loaded."""
 T = TypeVar("T")
 
 
@@ -150,7 +153,7 @@ class ModelDir:
             augment.check(config.shape[0])
             if sum(method.steps) != len(config.classes):
                 raise ValueError(f"its weights are for {sum(method.steps)} classes, but it lists {len(config.classes)}")
-        except (EquipoiseError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
+        except INVALID as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
             remedy = "install what it needs, or restore it from a copy"
             raise RunError(f"cannot load the model in {self.path} ({why}): {remedy}") from error
@@ -167,7 +170,7 @@ class ModelDir:
             return
         suffix = ending(model.shape, model.holdout.store.dtype)
         files = [f"{kind}/{folder_name(model.classes[c])}/{name}{suffix}" for kind, c, name in found]
-        pixels = TensorStore(torch.stack(fetch(self.directory, files)))
+        pixels = TensorStore(torch.stack(fetch(self.directory, files, model.shape)))
         labels = torch.tensor([c for _, c, _ in found])
         exemplar = torch.tensor([kind == "memory" for kind, _, _ in found])
         everything = Images(pixels, torch.arange(len(labels)), labels)
@@ -249,14 +252,14 @@ class ModelDir:
             undone = None
         self.load_version(before)  # check it before giving up the current one
         self.images_of(before)
-        self.directory.write_json("config.json", asdict(before))
+        self.directory.write_bytes("config.json", self.directory.read_bytes(f"versions/{before.version}/config.json"))
         self.abandon_step()
         self._tidy()
         return undone
 
     def abandon_step(self) -> None:
         """Delete the checkpoint of an interrupted step."""
-        self.directory.remove_tree(PENDING)
+        self.directory.remove_tree(PENDING, CHECKPOINT_FILES)
 
     def history_of(self, config: ModelConfig) -> list[ModelConfig]:
         """Return a version's config and those of all versions before it."""
@@ -326,7 +329,12 @@ class ModelDir:
     def image_files(self, label: Label) -> list[str]:
         """Return the stored images of a class, of all versions."""
         folders = [f"{kind}/{folder_name(label)}" for kind in KINDS]
-        return [f"{folder}/{file}" for folder in folders for file in self._entries(folder)]
+        return [
+            f"{folder}/{file}"
+            for folder in folders
+            for file in self._entries(folder)
+            if IDENTITY.fullmatch(file.partition(".")[0])
+        ]
 
     def copy_to(self, target: Path, memory: bool = True) -> None:
         """Copy the current version into another directory, with or without its images."""

@@ -1,6 +1,6 @@
 """Images that a model keeps: one file each, named by a hash of its pixels, so that the same image is stored once.
 
-Images of one, three or four channels are PNG, so that anybody can look at them; others (rows of features) are NPY.
+Images of one, three or four channels are PNG, so that they can be viewed; others (rows of features) are NPY.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ def store(directory: Directory, folder: str, pixels: Iterable[Tensor]) -> list[s
     return names
 
 
-def fetch(directory: Directory, files: Sequence[str]) -> list[Tensor]:
-    """Read images and check each against its name."""
+def fetch(directory: Directory, files: Sequence[str], shape: tuple[int, ...]) -> list[Tensor]:
+    """Read images of one shape and check each against its name."""
 
     def read(file: str) -> Tensor:
         shown = directory.path / file
         try:
             image = decode_stored(directory.read_bytes(file), file)
-        except (*DECODE_ERRORS, TypeError) as error:
+        except (*DECODE_ERRORS, TypeError, MemoryError) as error:
             raise RunError(f"cannot read the stored image {shown} ({error}): restore it from a copy") from error
-        if identify(image) != file.rpartition("/")[2].partition(".")[0]:
+        if tuple(image.shape) != shape or identify(image) != file.rpartition("/")[2].partition(".")[0]:
             raise RunError(f"the stored image {shown} is damaged: restore it from a copy")
         return image
 

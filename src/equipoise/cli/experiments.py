@@ -104,7 +104,7 @@ def _show_plan(experiment: Any, json: bool) -> None:
         "dataset": settings.dataset,
         "method": settings.method,
         "recipe": settings.recipe,
-        "classes": stream.sizes,
+        "sizes": stream.sizes,
         "images": images,
         "epochs": [settings.train.for_step(index).epochs for index in range(1, len(stream) + 1)],
         "memory": settings.memory,
@@ -264,7 +264,7 @@ def report(directory: Path, *, figures: Path | None = None, formats: str | None 
     for name, reason in made.skipped:
         print(f"equipoise: skipped {name}: {reason}", file=sys.stderr)
     if json:
-        skipped = [{"run": name, "reason": reason} for name, reason in made.skipped]
+        skipped = [{"name": name, "reason": reason} for name, reason in made.skipped]
         files = [str(file) for file in made.pictures]
         print(json_module.dumps({"page": str(made.page), "figures": files, "skipped": skipped}))
         return

@@ -13,12 +13,13 @@ from equipoise.errors import UsageError
 
 Repeated = Parameter(negative=())
 Device = Annotated[str | None, Parameter(help="Where to compute: cpu, cuda, mps, … (default: cpu).")]
+ModelPath = Annotated[Path, Parameter(help="Directory of the model.")]
 Threads = Annotated[int | None, Parameter(help="Number of CPU threads.")]
 
 
 @command(MODELS)
 def learn(
-    model: Path,
+    model: ModelPath,
     folder: Path,
     *,
     extend: Flag = False,
@@ -43,8 +44,6 @@ def learn(
 
     Parameters
     ----------
-    model
-        Directory of the model.
     folder
         A folder with one folder of images per class: FOLDER/<class>/*.jpg (png, webp, bmp, gif, tif).
     extend
@@ -118,7 +117,7 @@ def _auto(text: str, option: str) -> int | None:
 
 @command(MODELS)
 def predict(
-    model: Path,
+    model: ModelPath,
     images: Annotated[list[str], Parameter(allow_leading_hyphen=True, negative=())],
     /,
     *,
@@ -132,8 +131,6 @@ def predict(
 
     Parameters
     ----------
-    model
-        Directory of the model.
     images
         Files, folders (searched recursively), or - for an image or a list of paths on standard input.
     top
@@ -168,13 +165,11 @@ def _runtime(device: str | None, threads: int | None) -> Any:
 
 
 @command(MODELS)
-def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = None, threads: Threads = None) -> None:
+def evaluate(model: ModelPath, folder: Path, *, json: Flag = False, device: Device = None, threads: Threads = None) -> None:
     """Evaluate a model on a folder of labelled images, FOLDER/<class>/*.jpg.
 
     Parameters
     ----------
-    model
-        Directory of the model.
     folder
         A folder with one folder of images per class.
     json
@@ -205,13 +200,11 @@ def evaluate(model: Path, folder: Path, *, json: Flag = False, device: Device = 
 
 
 @command(MODELS)
-def history(model: Path, *, json: Flag = False) -> None:
+def history(model: ModelPath, *, json: Flag = False) -> None:
     """Show what a model learned step by step: when, which classes, and their accuracy then and now.
 
     Parameters
     ----------
-    model
-        Directory of the model.
     json
         Print the steps as one JSON list.
     """
@@ -233,13 +226,11 @@ def history(model: Path, *, json: Flag = False) -> None:
 
 
 @command(MODELS)
-def undo(model: Path, *, json: Flag = False) -> None:
+def undo(model: ModelPath, *, json: Flag = False) -> None:
     """Undo the last step and restore the version before it exactly.
 
     Parameters
     ----------
-    model
-        Directory of the model.
     json
         Print the undone step as one JSON object.
     """
@@ -258,13 +249,11 @@ def undo(model: Path, *, json: Flag = False) -> None:
 
 
 @command(MODELS)
-def forget(model: Path, classes: Annotated[list[str], Repeated], /, *, json: Flag = False) -> None:
+def forget(model: ModelPath, classes: Annotated[list[str], Repeated], /, *, json: Flag = False) -> None:
     """Remove classes for good: exemplars, held-out images, head weights, names, and all earlier versions.
 
     Parameters
     ----------
-    model
-        Directory of the model.
     classes
         Names of the classes to remove.
     json
@@ -290,13 +279,11 @@ def forget(model: Path, classes: Annotated[list[str], Repeated], /, *, json: Fla
 
 
 @command(MODELS)
-def inspect(model: Path, *, json: Flag = False) -> None:
+def inspect(model: ModelPath, *, json: Flag = False) -> None:
     """Show what is in a model: classes, exemplars, weight norms, size on disk.
 
     Parameters
     ----------
-    model
-        Directory of the model.
     json
         Print all facts as one JSON object.
     """
@@ -315,13 +302,11 @@ def inspect(model: Path, *, json: Flag = False) -> None:
 
 
 @command(MODELS)
-def export(model: Path, out: Path, *, memory: Annotated[bool, Parameter(negative="--no-memory")] = True) -> None:
+def export(model: ModelPath, out: Path, *, memory: Annotated[bool, Parameter(negative="--no-memory")] = True) -> None:
     """Export a model as one ONNX file (OUT.onnx), or copy its current version into a new directory.
 
     Parameters
     ----------
-    model
-        Directory of the model.
     out
         A file name that ends in .onnx, or a new directory.
     memory
@@ -342,13 +327,8 @@ def export(model: Path, out: Path, *, memory: Annotated[bool, Parameter(negative
 
 
 @command(MODELS)
-def card(model: Path) -> None:
+def card(model: ModelPath) -> None:
     """Print the model card, which is also in the model's README.md.
-
-    Parameters
-    ----------
-    model
-        Directory of the model.
     """
     from equipoise.app.card import card_text
     from equipoise.app.model_dir import ModelDir

@@ -10,8 +10,9 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+import types
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -32,20 +33,28 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 def convert(value: Any, hint: Any, where: str) -> Any:
     """Validate ``value`` against a type hint: lists become tuples and whole numbers become floats where asked for."""
-    if get_origin(hint) is tuple and not isinstance(value, list | tuple):
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    inner = kinds[0] if type(None) in get_args(hint) and len(kinds) == 1 else hint
+    choices = get_args(inner) if get_origin(inner) is Literal else ()
+    if get_origin(inner) is tuple and not isinstance(value, list | tuple | None):
         value = [value]  # a single value on the command line
-    if get_origin(hint) is Literal and not isinstance(value, bool) and str(value) in get_args(hint):
+    if choices and not isinstance(value, bool) and str(value) in choices:
         value = str(value)  # "32" is a number on the command line
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        reason = str(error).replace("`", "")
-        raise UsageError(f"{where} is {value!r}: {reason[:1].lower()}{reason[1:]}{_choices(hint)}") from error
+        wanted = f"one of {', '.join(map(str, choices))}" if choices else _describe(hint)
+        raise UsageError(f"{where} must be {wanted}, got {value!r}") from error
 
 
-def _choices(hint: Any) -> str:
-    values = get_args(hint) if get_origin(hint) is Literal else ()
-    return f" (one of {', '.join(map(str, values))})" if values else ""
+def _describe(hint: Any) -> str:
+    """Describe a type for people."""
+    if get_origin(hint) is tuple:
+        return f"a list ({_describe(get_args(hint)[0])} each)"
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(map(_describe, get_args(hint)))
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "none"}
+    return words.get(hint, str(hint))
 
 
 def parse_value(text: str) -> Any:

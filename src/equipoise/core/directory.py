@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from equipoise.core.open_dir import Entry, Kind, OpenDir, Owned, check_path, lock_file, open_root, printable, split_name
 from equipoise.errors import EquipoiseError, RunError
 
-MAX_FILE_BYTES = 64 << 20
+MAX_FILE_BYTES = 256 << 20
 """Default limit for reading a file, also as text or JSON."""
 MAX_TENSOR_BYTES = 16 << 30
 """Limit for a file of tensors."""

@@ -7,6 +7,8 @@ from any epoch with the draws it would have had, and no generator state has to b
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -26,6 +28,14 @@ def seed_for(*key: int | str) -> int:
 def generator(*key: int | str) -> torch.Generator:
     """Return a CPU generator seeded by ``key``."""
     return torch.Generator().manual_seed(seed_for(*key))
+
+
+@contextmanager
+def preserve_rng() -> Iterator[None]:
+    """Restore torch's global generators at the end of the block: the caller's random numbers are not ours to change."""
+    cuda = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    with torch.random.fork_rng(devices=range(cuda)):
+        yield
 
 
 def seed_everything(*key: int | str) -> None:

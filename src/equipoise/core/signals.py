@@ -10,6 +10,9 @@ from contextlib import contextmanager
 @contextmanager
 def defer_signals() -> Iterator[None]:
     """Deliver SIGINT and SIGTERM that arrive inside the block at its end, to the current thread."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
     held = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

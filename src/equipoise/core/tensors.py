@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -36,11 +35,3 @@ def write_tensors(directory: Directory, name: str, tensors: Mapping[str, Tensor]
 def read_tensors(directory: Directory, name: str) -> dict[str, Tensor]:
     """Read a safetensors file from a directory."""
     return parse(directory.read_bytes(name, MAX_TENSOR_BYTES), str(directory.path / name))
-
-
-def read_tensor_file(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file that the user named."""
-    try:
-        return safetensors.torch.load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"cannot read {path} as safetensors ({error})") from error

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +19,11 @@ from torch import Tensor
 
 from equipoise.data.decoding import check_size, decode
 from equipoise.data.index import Index
-from equipoise.data.prefetch import decoder_pool
+from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.errors import DataError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def digest(data: bytes) -> bytes:
@@ -31,13 +34,10 @@ def digest(data: bytes) -> bytes:
 class Store(Protocol):
     """Where pixels come from."""
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height, width of every image."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """uint8 for pixels; features are floats."""
+    shape: tuple[int, int, int]
+    """Channels, height, width of every image."""
+    dtype: torch.dtype
+    """uint8 for pixels; features are floats."""
 
     def __len__(self) -> int: ...
 
@@ -57,16 +57,9 @@ class TensorStore:
             raise DataError(
                 f"images must be uint8 of shape N × C × H × W, got {pixels.dtype} of shape {tuple(pixels.shape)}"
             )
-        self.pixels = pixels
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        _, channels, height, width = self.pixels.shape
-        return channels, height, width
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.pixels.dtype
+        _, channels, height, width = pixels.shape
+        self.pixels, self.dtype = pixels, pixels.dtype
+        self.shape = channels, height, width
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -87,18 +80,11 @@ class FileStore:
         check_size(size)
         self.index = files if isinstance(files, Index) else Index.of(files)
         self.size, self.margin = size, margin
+        self.shape, self.dtype = (3, size, size), torch.uint8
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return decoder_pool()
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return 3, self.size, self.size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.uint8
 
     def __len__(self) -> int:
         return len(self.index)
@@ -121,16 +107,8 @@ class JoinedStore:
         shapes = {store.shape for store in stores}
         if len(shapes) != 1:
             raise DataError(f"cannot join images of different shapes: {sorted(shapes)}")
-        self.stores = list(stores)
+        self.stores, self.shape, self.dtype = list(stores), stores[0].shape, stores[0].dtype
         self.starts = np.cumsum([0] + [len(store) for store in stores])
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.stores[0].shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.stores[0].dtype
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -181,6 +159,12 @@ class Images:
     def read(self, where: Tensor, crops: Tensor | None = None) -> Tensor:
         """Return the pixels of the images at the given positions as uint8, N × C × H × W."""
         return self.store.read(self.rows[where], crops)
+
+
+def read_ahead(images: Images, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yield ``function(item)``; if the images must be decoded, the next item is prepared meanwhile."""
+    in_memory = isinstance(images.store, TensorStore)
+    return map(function, items) if in_memory else map_ahead(function, items, 1)
 
 
 def join(parts: Sequence[Images]) -> Images:

@@ -11,7 +11,7 @@ import msgspec
 from equipoise.core.directory import TEMPORARY, Directory
 from equipoise.core.tensors import read_tensors, write_tensors
 from equipoise.errors import RunError
-from equipoise.learn.stage import StageState
+from equipoise.learn.stage import StageState, StageStore
 
 MANIFEST = "stages.json"
 STAGE = re.compile(r"stage-\d+-epoch-\d+\.safetensors")
@@ -36,7 +36,7 @@ class StageList:
     stages: list[StageEntry] = field(default_factory=list)
 
 
-class StepCheckpoint:
+class StepCheckpoint(StageStore):
     """The stages of one step in a folder; a checkpoint of any other step is deleted.
 
     Parameters

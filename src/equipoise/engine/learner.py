@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
-
-from equipoise.core.seeding import seed_everything
+from equipoise.core.seeding import preserve_rng, seed_everything
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, join
 from equipoise.data.memory import Memory
@@ -18,7 +16,7 @@ from equipoise.engine.step import StepOutcome, measure_throughput, train_and_eva
 from equipoise.learn.fit import Fit
 from equipoise.learn.loop import epoch_rows
 from equipoise.learn.method import Method
-from equipoise.learn.stage import NoStageStore, StageStore, TrainListener
+from equipoise.learn.stage import StageStore, TrainListener
 from equipoise.methods import registry
 
 Shape = tuple[int, int, int]
@@ -61,7 +59,7 @@ class Learner:
             settings.runtime,
             (settings.seed, "step", step.index),
             listener or TrainListener(),
-            store or NoStageStore(),
+            store or StageStore(),
         )
 
     def learn(
@@ -92,9 +90,11 @@ def make_method(settings: Settings, shape: Shape, memory: Memory, pretrained: bo
     method.check(memory)
     architecture = settings.architecture(shape, pretrained)
     smallest = min(settings.train.sizes)
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to change
+    with preserve_rng():
         if smallest < 1:
-            architecture.at(smallest)()  # fails now, not in mid-training, if the images would be too small
+            replace(
+                architecture.at(smallest), weights=None
+            )()  # fails now, not in mid-training, if the images would be too small
         seed_everything(settings.seed, "build")
         method.build(architecture)
     settings.runtime.place(method)

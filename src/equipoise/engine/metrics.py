@@ -65,7 +65,7 @@ def forgetting(history: Sequence[Sequence[float | None]]) -> float | None:
 
 def summarise(results: Sequence[StepResult]) -> dict[str, float | None]:
     """Summarise a run; the paper averages without the first step, iCaRL, PODNet, DER and PyCIL with it."""
-    values = [result.accuracy or 0.0 for result in results]
+    values = [result.accuracy for result in results if result.accuracy is not None] or [0.0]
     return {
         "average_without_first": sum(values[1:]) / len(values[1:]) if len(values) > 1 else None,
         "average_with_first": sum(values) / len(values),

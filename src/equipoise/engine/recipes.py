@@ -95,25 +95,21 @@ def resolve(
     family = registry.family(method)
     recipe = recipe or source.recipe
     table = read_recipe(recipe)
-    meant = table.get("dataset", dataset)
-    if meant != dataset and not {meant, dataset} <= {"imagenet100", "imagenet100-lucir"}:
-        raise UsageError(f"the recipe {recipe} is for the dataset {meant}, not {dataset}: choose another recipe")
+    expected = table.get("dataset", dataset)
+    if expected != dataset and not {expected, dataset} <= {"imagenet100", "imagenet100-lucir"}:
+        raise UsageError(f"the recipe {recipe} is for the dataset {expected}, not {dataset}: choose another recipe")
     special = table.get("methods", {})
     _check_sections(overrides or {}, "the overrides")
-    layers = [
-        table,
-        special.get(family, {}),
-        special.get(method, {}) if method != family else {},
-        overrides or {},
-    ]
+    layers = [table, special.get(family, {}), special.get(method, {}), overrides or {}]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for layer in map(upgrade, layers):  # names of older versions are still understood
+    for layer in layers:
+        renamed = upgrade(layer, registry.field_names(method))  # names of older versions are still understood
         for section in SECTIONS:
-            merged[section] |= layer.get(section, {})
+            merged[section] |= renamed.get(section, {})
     fields = init_values(registry.make(method, merged["fields"]))
     net = build(NetSettings, merged["net"], "net")
     check_backbone(net.backbone)
-    if net.backbone.startswith("timm:") and "clip" in fields and "clip" not in (overrides or {}).get("fields", {}):
+    if family == "wa" and net.backbone.startswith("timm:") and "clip" not in (overrides or {}).get("fields", {}):
         fields["clip"] = False  # clipping assumes features that are never negative (Sec. 4.3)
     build(Augment, merged["augment"], "augment")
     memory = build(Memory, merged["memory"], "memory")

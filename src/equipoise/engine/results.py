@@ -136,7 +136,8 @@ class StepResult:
     @property
     def corrected(self) -> bool:
         """Whether the step had a correction that is worth showing."""
-        return self.gamma is not None or self.accuracy != self.accuracy_uncorrected
+        changed = self.accuracy_uncorrected is not None and self.accuracy != self.accuracy_uncorrected
+        return self.gamma is not None or changed
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

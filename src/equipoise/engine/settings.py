@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -110,7 +111,7 @@ class Settings:
     @staticmethod
     def from_identity(identity: Mapping[str, Any], runtime: Runtime | None = None) -> Settings:
         """Undo ``identity``; settings that were added since get their defaults."""
-        plain = upgrade(identity)
+        plain = upgrade(identity, registry.field_names(identity["method"]))
         hints = get_type_hints(Settings)
         for name in ("dataset", "method", "recipe", "seed", "data", "augment"):
             plain[name] = convert(plain[name], hints[name], name)
@@ -124,12 +125,19 @@ class Settings:
 
 
 def weights_identity(weights: str) -> str:
-    """Return the name and hash of a file of weights, so that a run does not depend on where it lies."""
+    """Return the name and hash of a file of weights, so that a run does not depend on where the file is."""
     file = Path(weights)
     if not file.is_file():
         return weights  # an identity already, or a file that will be reported when it is loaded
+    state = file.stat()
+    return f"{file.name} ({_hash(file, state.st_mtime_ns, state.st_size)})"
+
+
+@lru_cache
+def _hash(file: Path, modified: int, size: int) -> str:
+    """Hash a file once for as long as it does not change."""
     with file.open("rb") as data:
-        return f"{file.name} ({hashlib.file_digest(data, 'sha256').hexdigest()[:16]})"
+        return hashlib.file_digest(data, "sha256").hexdigest()[:16]
 
 
 RENAMED: dict[str, dict[str, str]] = {
@@ -155,11 +163,11 @@ RENAMED: dict[str, dict[str, str]] = {
 """Settings of equipoise 0.1.0 that have another name now, by section."""
 
 
-def upgrade(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the settings of older versions."""
+def upgrade(identity: Mapping[str, Any], own: Container[str] = ()) -> dict[str, Any]:
+    """Rename the settings of older versions, except for names in ``own``, the method's present fields."""
     plain = dict(identity)
     for section, renamed in RENAMED.items():
-        values = plain.get(section)
+        values, keep = plain.get(section), own if section == "fields" else ()
         if isinstance(values, Mapping):
-            plain[section] = {renamed.get(name, name): value for name, value in values.items()}
+            plain[section] = {name if name in keep else renamed.get(name, name): v for name, v in values.items()}
     return plain

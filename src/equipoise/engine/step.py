@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -137,7 +136,7 @@ def _result(
     step, method, loop = fit.step, fit.method, fit.loop
     labels, predicted, is_old = after.labels, after.top1, after.labels < step.old
     correct, seconds = predicted == labels, seconds + loop.resumed_seconds
-    norm = norms.get(f"norms_{getattr(method, 'norm', 1)}")
+    norm = norms.get(f"norms_{method.reported_norm}")
     return StepResult(
         step=step.index,
         classes=list(names[step.old :]),
@@ -156,7 +155,7 @@ def _result(
         per_step=metrics.per_step(labels, predicted, method.steps),
         per_class=metrics.per_class(labels, predicted, names),
         gamma=figures.get("gamma"),
-        figures={name: value for name, value in figures.items() if name != "gamma"},
+        figures={name: float(value) for name, value in figures.items() if name != "gamma"},
         norms_old=norm[: step.old].mean().item() if norm is not None and step.old else None,
         norms_new=norm[step.old :].mean().item() if norm is not None else None,
         images=len(step.images),
@@ -186,6 +185,10 @@ def _seconds_by_part(fit: Fit, seconds: float) -> dict[str, float]:
 
 def _memory_peak() -> float:
     """Return the peak resident memory of this process in MB."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
@@ -202,8 +205,7 @@ def measure_throughput(fit: Fit, images: Images) -> float | None:
     fit.schedule = schedule.for_stage(epochs=1, lr_schedule="constant")
     few, more = (images.select(torch.arange(min(len(images), count * schedule.batch_size))) for count in (2, 8))
     fit.images = few
-    fit.method.start_step(fit.step)
-    fit.method.begin(fit.step, fit)
+    begin_step(fit)
     if fit.images is None:
         return None
     fit.train(few)  # warm up

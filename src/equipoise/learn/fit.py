@@ -22,7 +22,7 @@ from equipoise.learn.loop import Loss, TrainingLoop
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.stage import NoStageStore, StageStore, TrainListener
+from equipoise.learn.stage import StageStore, TrainListener
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Fit:
     runtime: Runtime
     key: Key
     listener: TrainListener = field(default_factory=TrainListener)
-    store: StageStore = field(default_factory=NoStageStore)
+    store: StageStore = field(default_factory=StageStore)
 
     def __post_init__(self) -> None:
         self.loop = TrainingLoop(
@@ -151,7 +151,9 @@ class Fit:
         if not self._memory_updated:
             self._memory_updated = True
             with self.selecting():
-                self.memory.update(images or self.step.images, self.step.seen, self.features, self.key)
+                self.memory.update(
+                    self.step.images if images is None else images, self.step.seen, self.features, self.key
+                )
         return self.memory.images()
 
     def select_balanced(self) -> Images | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.core import distributed
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images, TensorStore
-from equipoise.data.prefetch import map_ahead
+from equipoise.data.images import Images, read_ahead
+from equipoise.learn.head import Head
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 
@@ -18,7 +18,7 @@ BATCH = 256
 
 
 class InferencePass:
-    """Runs over a set of images. Features are computed once for as long as the backbone does not change.
+    """Runs over a set of images. With ``keep``, features are reused until the backbone changes.
 
     Parameters
     ----------
@@ -31,34 +31,30 @@ class InferencePass:
     runtime
         The device.
     keep
-        Keep the features for another call of ``map_features``.
+        Keep the features for further calls of ``map_features``.
     """
 
     def __init__(self, method: Method, images: Images, augment: Augment, runtime: Runtime, keep: bool = False) -> None:
         self.method, self.images, self.augment, self.runtime, self.keep = method, images, augment, runtime, keep
+        self._rows = torch.arange(len(images)).split(BATCH)
         self._features: dict[int, Tensor] = {}
-        self._state: list[Tensor] = []
+        self._state: dict[str, Tensor] = {}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return ``function(x)`` of all images, in order: one row per image.
 
-        Processes share whole batches, so that a row is the same to the bit for any number of processes.
+        Processes share whole batches, so that rows are bit-identical for any number of processes.
         """
-        with torch.no_grad():
-            mine = {number: function(x).float().cpu() for number, x, _ in self.batches()}
-        return self._gather(mine)
+        return self._gather(function, ((number, x) for number, x, _ in self.batches()))
 
     def map_features(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return ``function(features)`` of all images, in order: one row per image."""
         if self.keep:
             state = feature_state(self.method)
-            if not (self._state and all(map(torch.equal, self._state, state))):
+            if not (self._state and same_tensors(self._state, state)):
                 self._features.clear()
             self._state = state
-        self.method.eval()
-        with torch.no_grad():
-            mine = {number: function(features).float().cpu() for number, features in self._feature_batches()}
-        return self._gather(mine)
+        return self._gather(function, self._feature_batches())
 
     def _feature_batches(self) -> Iterator[tuple[int, Tensor]]:
         if self._features:
@@ -72,25 +68,25 @@ class InferencePass:
 
     def batches(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield the number, images and labels of this process's batches."""
-        self.method.eval()
-        batches = torch.arange(len(self.images)).split(BATCH)
-        numbers = range(distributed.rank(), len(batches), distributed.world_size())
-        read = self._read_ahead(batches, numbers)
+        numbers = range(distributed.rank(), len(self._rows), distributed.world_size())
+        read = read_ahead(self.images, lambda number: self.augment.plain(self.images, self._rows[number]), numbers)
         for number, pixels in zip(numbers, read, strict=True):
-            yield number, self.runtime.move(pixels), self.images.labels[batches[number]]
+            yield number, self.runtime.move(pixels), self.images.labels[self._rows[number]]
 
-    def _read_ahead(self, batches: tuple[Tensor, ...], numbers: range) -> Iterator[Tensor]:
-        def read(number: int) -> Tensor:
-            return self.augment.plain(self.images, batches[number])
-
-        return map(read, numbers) if isinstance(self.images.store, TensorStore) else map_ahead(read, numbers, 1)
-
-    def _gather(self, mine: dict[int, Tensor]) -> Tensor:
-        return distributed.gather_rows(mine, [len(batch) for batch in torch.arange(len(self.images)).split(BATCH)])
+    def _gather(self, function: Callable[[Tensor], Tensor], batches: Iterator[tuple[int, Tensor]]) -> Tensor:
+        self.method.eval()
+        with torch.no_grad():
+            mine = {number: function(batch).float().cpu() for number, batch in batches}
+        return distributed.gather_rows(mine, [len(rows) for rows in self._rows])
 
 
-def feature_state(method: Method) -> list[Tensor]:
-    """Return copies of all tensors that the features of ``method`` may depend on."""
-    overridden = type(method).features is not Method.features
-    module: nn.Module = method if overridden else method.backbone
-    return [value.clone() for value in module.state_dict().values()]
+def feature_state(method: Method) -> dict[str, Tensor]:
+    """Return copies of all tensors that the features of ``method`` may depend on; they do not depend on heads."""
+    module: nn.Module = method if type(method).features is not Method.features else method.backbone
+    heads = tuple(f"{name}." for name, part in module.named_modules() if isinstance(part, Head))
+    return {name: value.clone() for name, value in module.state_dict().items() if not name.startswith(heads)}
+
+
+def same_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """Return whether two states are equal to the last bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

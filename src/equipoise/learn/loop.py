@@ -15,14 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from equipoise.core import distributed
 from equipoise.core.seeding import Key, generator, seed_everything
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images, TensorStore
-from equipoise.data.prefetch import map_ahead
+from equipoise.data.images import Images, read_ahead
 from equipoise.data.stream import Step
 from equipoise.errors import RunError
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
-from equipoise.learn.stage import NoStageStore, StageState, StageStore, TrainListener, capture, restore
+from equipoise.learn.stage import StageState, StageStore, TrainListener, capture, damaged_step, restore
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,8 +39,8 @@ class TrainingLoop:
     runtime: Runtime
     key: Key
     """The address of this step's random numbers."""
-    listener: TrainListener = field(default_factory=TrainListener)
-    store: StageStore = field(default_factory=NoStageStore)
+    listener: TrainListener
+    store: StageStore
     stages: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     """Training time, including before an interruption."""
@@ -91,9 +90,11 @@ class TrainingLoop:
     def _restore(self, done: StageState, optimizer: torch.optim.Optimizer) -> None:
         try:
             restore(self.method, optimizer, done.tensors)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
-            what = f"the interrupted step in {done.where} is damaged ({(str(error).splitlines() or ['?'])[0]})"
-            raise distributed.report_once(RunError(f"{what}: delete it to start the step again")) from error
+            reason = (str(error).splitlines() or ["?"])[0]
+            raise distributed.report_once(damaged_step(done.where, reason)) from error
 
     def _epoch(
         self,
@@ -165,8 +166,7 @@ class TrainingLoop:
             return parts
 
         starts = range(0, len(batches), at_once)
-        groups = map(make, starts) if isinstance(images.store, TensorStore) else map_ahead(make, starts, 1)
-        for group in groups:
+        for group in read_ahead(images, make, starts):
             yield from group
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise.core.seeding import preserve_rng
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
+from equipoise.errors import UsageError
 from equipoise.learn.align import head_norms
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.base import backbones_of
@@ -24,7 +26,7 @@ if TYPE_CHECKING:  # fit.py needs this module
     from equipoise.learn.fit import Fit
 
 T = TypeVar("T")
-_RENAMED = re.compile(r"\baid\b")  # what 0.1.0 called the auxiliary head
+_RENAMED = re.compile(r"\baid\b")
 
 
 class Variant(dict[str, Any]):
@@ -57,13 +59,24 @@ class Method(nn.Module):
     """``end`` changes predictions, so the model is also evaluated before it."""
     final_relu = True
     """The backbone's features end in a ReLU."""
+    reported_norm = 1
+    """The weight norm that results report, 1 or 2."""
 
     def __post_init__(self) -> None:
         super().__init__()
         self.teacher: Any = None  # a snapshot of the same class
         self.timer = Timer()
+        self._check_fields()
         self.sizes: Tensor
         self.register_buffer("sizes", torch.zeros(0, dtype=torch.long))
+
+    def _check_fields(self) -> None:
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if name.endswith("epochs") and value is not None and value < 1:
+                raise UsageError(f"method.{name} must be at least 1, got {value}")
+            if name == "temperature" and not value > 0:
+                raise UsageError(f"method.temperature must be positive, got {value}")
 
     # ---- hooks: override what differs
 
@@ -204,8 +217,10 @@ class Method(nn.Module):
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        state = {_RENAMED.sub("aux_head", name): value for name, value in state_dict.items()}
-        with torch.random.fork_rng(devices=[]):  # networks that are added here are initialised only to be overwritten
+        own = hasattr(self, "aid")  # 0.1.0 called the auxiliary head so
+        state = {name if own else _RENAMED.sub("aux_head", name): value for name, value in state_dict.items()}
+        with preserve_rng():  # networks that are added here are initialised only to be overwritten
             self.match_state(state)
+        loaded = super().load_state_dict(state, strict, assign)
         self.train(self.training)  # the mode of added networks
-        return super().load_state_dict(state, strict, assign)
+        return loaded

@@ -1,12 +1,13 @@
-"""A training stage while it runs: its state on disk, and whoever listens to its progress."""
+"""A training stage: its saved state, and listeners for its progress."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from equipoise.errors import RunError
 
 
 @dataclass
@@ -20,25 +21,24 @@ class StageState:
     """The directory it was read from, for errors."""
 
 
-class StageStore(Protocol):
-    """Where the stages of the current step are saved."""
-
-    def load(self, stage: int) -> StageState | None: ...
-
-    def save(self, stage: int, state: StageState) -> None: ...
-
-
-class NoStageStore:
-    """Save nothing."""
+class StageStore:
+    """Where the stages of the current step are saved; this one saves nothing."""
 
     def load(self, stage: int) -> StageState | None:
+        """Return the state of a stage, or None if it has not begun."""
         return None
 
-    def save(self, stage: int, state: StageState) -> None: ...
+    def save(self, stage: int, state: StageState) -> None:
+        """Replace the state of a stage."""
+
+
+def damaged_step(where: object, reason: object) -> RunError:
+    """Return the error for a checkpoint that cannot be used."""
+    return RunError(f"the interrupted step in {where} is damaged ({reason}): delete it to start the step again")
 
 
 class TrainListener:
-    """Hears how training goes, and ignores it; override what you need."""
+    """Receives training progress; override what you need."""
 
     def stage(self, name: str, epochs: int, images: int, done: int) -> None:
         """A stage starts: its epochs, images per epoch, and the epochs that were done before an interruption."""

@@ -117,16 +117,7 @@ class BiC(Method):
 
 def interleave(selected: Images, held: Images, quota: int) -> Images:
     """Put held-out images into the second, twelfth, … place."""
-    places: list[Images] = []
-    taken = given = 0
-    one = torch.arange(1)
-    while len(places) < quota and (taken < len(selected) or given < len(held)):
-        if len(places) % EVERY == 1 and given < len(held):
-            places.append(held.select(one + given))
-            given += 1
-        elif taken < len(selected):
-            places.append(selected.select(one + taken))
-            taken += 1
-        else:
-            break
-    return join(places)
+    order = list(range(len(selected)))
+    for number in range(len(held)):
+        order.insert(number * EVERY + 1, len(selected) + number)
+    return join([selected, held]).select(torch.tensor(order[:quota], dtype=torch.long))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Architecture, Backbone, Fit, Head, Method, Step, distill
+from equipoise.methods import Architecture, Backbone, Fit, Head, Method, Step, UsageError, distill
 
 
 class Snapshot(nn.Module):
@@ -50,6 +50,8 @@ class M2KD(Method):
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
+        if len(self.backbone.map_widths) < 2:
+            raise UsageError("m2kd needs feature maps, which this backbone does not return: choose another")
         self.aux_head = Head(self.backbone.map_widths[-2])
         self.snapshots = nn.ModuleList()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
@@ -21,8 +22,18 @@ def registry() -> dict[str, tuple[type[Method], Mapping[str, Any]]]:
     names = [found.name for found in pkgutil.iter_modules(equipoise.methods.__path__)]
     modules = [import_module(f"equipoise.methods.{name}") for name in names]
     classes = [value for module in modules for value in vars(module).values() if _is_method(value)]
-    classes += [entry.load() for entry in entry_points(group="equipoise.methods")]
-    return {name: (cls, fields) for cls in classes for name, fields in cls.variants.items()}
+    found = {name: (cls, fields) for cls in classes for name, fields in cls.variants.items()}
+    for entry in entry_points(group="equipoise.methods"):
+        try:
+            plugin: type[Method] = entry.load()
+            variants = dict(plugin.variants)
+        except Exception as error:  # a plug-in may fail in any way
+            raise UsageError(f"cannot load the plug-in {entry.name} ({error}): fix or uninstall it") from error
+        for name, fields in variants.items():
+            if name in found:
+                raise UsageError(f"the plug-in {entry.name} defines the method {name}, which exists already: rename it")
+            found[name] = plugin, fields
+    return found
 
 
 def register(cls: type[Method]) -> str:
@@ -42,6 +53,11 @@ def lookup(name: str) -> tuple[type[Method], Mapping[str, Any]]:
     return registry()[name]
 
 
+def field_names(name: str) -> set[str]:
+    """Return the names of a method's hyper-parameters."""
+    return {field.name for field in dataclasses.fields(lookup(name)[0])}
+
+
 def family(name: str) -> str:
     """Return the first name of a method's class, which recipes use for all its variants."""
     return next(iter(lookup(name)[0].variants))
@@ -53,4 +69,4 @@ def make(name: str, fields: Mapping[str, Any] | None = None) -> Method:
     for field, value in (fields or {}).items():
         if field in preset and preset[field] != value:
             raise UsageError(f"'{name}' stands for {field}={preset[field]}: choose another method for {field}={value}")
-    return build(cls, {**(fields or {}), **preset}, f"methods.{name}")
+    return build(cls, {**(fields or {}), **preset}, "method")

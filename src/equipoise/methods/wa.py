@@ -81,11 +81,9 @@ class WA(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.temperature > 0:
-            raise UsageError(f"method.temperature must be positive, got {self.temperature}")
         if self.kd_weight is not None and not 0 <= self.kd_weight <= 1:
             raise UsageError(f"method.kd_weight must be between 0 and 1, got {self.kd_weight}")
-        self.uses_teacher = self.distill
+        self.uses_teacher, self.reported_norm = self.distill, self.norm
         self.corrects = self.correction != "none"
 
     def make_head(self, features: int) -> Head:

@@ -30,7 +30,10 @@ from equipoise.study.run_dir import RunDir
 from equipoise.study.tables import FIGURES, in_steps
 
 FORMAT = 2
-OWNED: dict[str, Any] = dict.fromkeys(("compare.json", "compare.csv", "compare.tex", "report.html"), "file")
+OWNED: dict[str, Any] = {
+    **dict.fromkeys(("compare.json", "compare.csv", "compare.tex", "report.html"), "file"),
+    "slurm": "dir",
+}
 """What equipoise writes into the directory of a comparison, besides its runs."""
 Overrides = Mapping[str, Mapping[str, Any]]
 
@@ -172,6 +175,8 @@ def compare(
 def _check(cells: Sequence[Cell], out: Path, data: DataCache) -> None:
     """Find every error that can be found before the first run starts."""
     refuse_process_group("a comparison")
+    if Directory(out).exists("config.json"):
+        raise UsageError(f"{out} holds a run or model: choose another --out for a comparison")
     directory = Directory(out)
     directory.check_owned(OWNED)
     for cell in cells:
@@ -215,7 +220,7 @@ def _status(
     }
     seconds = _mean([sum(step.seconds for step in result.steps) for _, result in finished])
     waiting = [cell for index, cell in enumerate(cells) if index not in results]
-    unfinished = sum(not (out / cell.directory / "summary.json").exists() for cell in waiting)
+    unfinished = sum(not Directory(out / cell.directory).is_file("summary.json") for cell in waiting)
     labels = list(dict.fromkeys(cell.label for cell in waiting))
     return ComparisonStatus(table, labels, len(results), len(cells), None if seconds is None else seconds * unfinished)
 

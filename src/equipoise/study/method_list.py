@@ -28,9 +28,10 @@ def list_methods() -> str:
 
 def describe_method(name: str) -> str:
     """Describe the settings of one method, as ``--set method.NAME=VALUE`` takes them."""
-    method, docs = make(name), field_docs(type(make(name)))
+    method = make(name)
+    docs = field_docs(type(method))
     lines = [f"{name}: {about(name)}", *([method.paper] if method.paper else [])]
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
-        lines += [f"  method.{field.name} = {'none' if value is None else value}", f"      {docs[field.name]}"]
+        lines += [f"  method.{field.name} = {'none' if value is None else value}", f"      {docs.get(field.name, '')}"]
     return "\n".join(lines)

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from equipoise.core.seeding import preserve_rng
 from equipoise.engine.recipes import resolve
 from equipoise.study.console import RunListener
 from equipoise.study.experiment import RunResult, default_directory, load_data
@@ -62,7 +61,7 @@ def run(
     settings = resolve(dataset, method, recipe, seed, sections)
     directory = Path(out) if out else default_directory(settings)
     load = partial(load_data, settings, data_root)
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to change
+    with preserve_rng():
         return launch(RunTask(settings, directory, load, partial(_given, listener)))
 
 

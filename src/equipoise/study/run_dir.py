@@ -30,7 +30,7 @@ from typing import Any, Self
 import msgspec
 from torch import Tensor
 
-from equipoise.core.directory import Directory
+from equipoise.core.directory import TEMPORARY, Directory
 from equipoise.core.open_dir import printable
 from equipoise.core.tensors import read_tensors, write_tensors
 from equipoise.data.images import Images, Store
@@ -142,6 +142,7 @@ class RunDir:
         self._manifest = self._read_manifest() or Manifest(FORMAT, fingerprint)
         if self._manifest.data != fingerprint:
             raise RunError(f"the data changed since the run in {self.path} began: restore it, or choose another --out")
+        self._remove_temporary()
         self._tidy()
         self.current_step = self._next_step()
 
@@ -230,9 +231,17 @@ class RunDir:
             write_gallery(gallery, memory, tests, predictions)
         self.directory.write_json("summary.json", dict(summary))
 
+    def _remove_temporary(self) -> None:
+        """Delete what a killed process left behind; the lock is held."""
+        for entry in self.directory.entries():
+            if entry.kind == "file" and TEMPORARY.fullmatch(entry.name):
+                self.directory.remove(entry.name)
+        for name in ("checkpoint", "predictions", "gallery"):  # not tracking: those files are not ours
+            if self.directory.exists(name):
+                self.directory.remove_temporary(name)
+
     def _tidy(self) -> None:
-        """Delete old states and what a killed process left behind; the lock is held."""
-        self._checkpoint.remove_temporary()
+        """Delete old states."""
         for entry in self._checkpoint.entries():
             if STATE.fullmatch(entry.name) and entry.name != self._manifest.state:
                 self._checkpoint.remove(entry.name)

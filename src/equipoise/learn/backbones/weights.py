@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.core.tensors import read_tensor_file
+from equipoise.core.tensors import parse
 from equipoise.errors import RunError, UsageError
 from equipoise.learn.backbones.base import Backbone
 
@@ -17,7 +17,9 @@ def load_weights(backbone: Backbone, file: Path) -> None:
     if not file.is_file():
         raise UsageError(f"the weights {file} do not exist: name a local safetensors file")
     try:
-        tensors = read_tensor_file(file)
+        tensors = parse(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UsageError(f"cannot read the weights {file} ({error.strerror}): check its permissions") from error
     except RunError as error:
         raise UsageError(f"the weights {file} are not a safetensors file: convert them first") from error
     if any(name.startswith("backbone.") for name in tensors):

@@ -132,7 +132,7 @@ class Remote(ABC):
     def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
         waiting = dict(enumerate(jobs))
         for index, job in enumerate(jobs):
-            if (job.directory / "summary.json").exists():
+            if Directory(job.directory).is_file("summary.json"):
                 yield index, _outcome(waiting.pop(index), None, listener)
         if not waiting:
             return
