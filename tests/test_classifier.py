@@ -65,7 +65,9 @@ def test_each_partial_fit_is_a_step_and_columns_are_sorted_by_class() -> None:
     assert (clf.predict(X) == clf.classes_[probabilities.argmax(1)]).all()
     assert clf.score(X, y) > 0.85
     assert [step.classes for step in clf.steps_] == [[5, 6, 7, 8, 9], [0, 1, 2], [3, 4]]
-    assert clf.steps_[-1].accuracy > 80
+    accuracy = clf.steps_[-1].accuracy
+    assert accuracy is not None
+    assert accuracy > 80
 
 
 def test_old_classes_are_remembered_only_with_a_memory() -> None:
@@ -156,7 +158,9 @@ def test_features_after_images_and_other_shapes_are_rejected(pictures: Any) -> N
     with pytest.raises(UsageError, match="X has images of shape"):
         clf.predict(pixels[:, :16])
     rows = eq.IncrementalClassifier(epochs=1).fit(*load_iris(return_X_y=True))
-    with pytest.raises(UsageError, match="X has images, but this IncrementalClassifier was fitted on rows of 4 features"):
+    with pytest.raises(
+        UsageError, match="X has images, but this IncrementalClassifier was fitted on rows of 4 features"
+    ):
         rows.predict(pixels)
 
 
@@ -247,7 +251,9 @@ def test_each_kind_of_input_has_its_backbones(pictures: Any) -> None:
 def test_fixed_settings_cannot_be_changed_without_refitting() -> None:
     X, y = load_iris(return_X_y=True)
     clf = eq.IncrementalClassifier(epochs=1).fit(X, y)
-    with pytest.raises(UsageError, match=r"method='icarl' conflicts with the fitted model \('wa'\); refit to change it"):
+    with pytest.raises(
+        UsageError, match=r"method='icarl' conflicts with the fitted model \('wa'\); refit to change it"
+    ):
         clf.set_params(method="icarl").partial_fit(X, y)
     clf.fit(X, y)
     assert clf.model_.settings.method == "icarl"

@@ -117,7 +117,7 @@ def register(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def try_out(name: str) -> None:
     """Check a method quickly: its fields, and three small steps."""
     testing.check_fields(name)
-    testing.check_steps(testing.Trial(name, {}))
+    testing.checks.check_steps(testing.Trial(name, {}))
 
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```", AUTHORS_PAGE, flags=re.DOTALL | re.MULTILINE)

@@ -125,9 +125,7 @@ def test_numeric_labels_stay_numeric(tmp_path: Path, glyph_steps: list[Path]) ->
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_an_interrupted_step_changes_nothing_and_continues(
-    step: int, glyph_steps: list[Path], tmp_path: Path
-) -> None:
+def test_an_interrupted_step_changes_nothing_and_continues(step: int, glyph_steps: list[Path], tmp_path: Path) -> None:
     whole, interrupted = tmp_path / "whole", tmp_path / "interrupted"
     for place in (whole, interrupted):
         for earlier in range(step - 1):
@@ -263,9 +261,7 @@ def test_settings_without_effect_are_rejected(
         learn_folder(ModelDir(tmp_path / "m"), glyph_steps[0], LearnOptions(epochs=1, overrides=overrides))
 
 
-def test_methods_that_need_more_images_than_a_model_keeps_are_rejected(
-    glyph_steps: list[Path], tmp_path: Path
-) -> None:
+def test_methods_that_need_more_images_than_a_model_keeps_are_rejected(glyph_steps: list[Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="joint trains on all images"):
         learn(tmp_path / "m", glyph_steps[0], method="joint")
     with pytest.raises(UsageError, match="icarl classifies by its exemplars, but the memory size is 0"):

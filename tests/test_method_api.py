@@ -36,6 +36,7 @@ from equipoise.learn.backbones.base import Backbone, backbones_of
 from equipoise.learn.backbones.weights import load_weights
 from equipoise.learn.fit import Fit
 from equipoise.learn.inference import InferencePass
+from equipoise.learn.inference import same_tensors as same
 from equipoise.learn.method import Method
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.stage import TrainListener
@@ -47,7 +48,8 @@ from equipoise.study.experiment import Experiment
 from equipoise.study.launch import DataCache, Job
 from equipoise.study.launch.remote import RunOrder, RunResources
 from equipoise.study.process_group import run_in_group
-from equipoise.testing import StopAfter, Trial, copy_of, same, short_stages, state_of
+from equipoise.testing.checks import StopAfter
+from equipoise.testing.trial import Trial, copy_of, short_stages, state_of
 from tests.conftest import Quick
 
 METHODS = sorted(registry())

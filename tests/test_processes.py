@@ -29,6 +29,7 @@ from equipoise.errors import UsageError
 from equipoise.learn.backbones.fast import Whitening
 from equipoise.learn.fit import Fit
 from equipoise.learn.importance import mean_over_images
+from equipoise.learn.inference import same_tensors as same
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
@@ -36,7 +37,8 @@ from equipoise.methods.ewc import drawn_log_likelihood
 from equipoise.methods.registry import registry
 from equipoise.methods.wa import WA
 from equipoise.study.process_group import _end_children, process_layout, run_in_group
-from equipoise.testing import Trial, _learn_distributed, check_distributed, same
+from equipoise.testing import Trial, check_distributed
+from equipoise.testing.distributed import _learn_distributed
 from tests.runs import final_state
 
 LONG = ("run", "digits", "--epochs", "25", "--steps", "2", "--threads", "1")

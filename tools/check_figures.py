@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="replace the recorded figures")
     options = parser.parse_args()
     here = {"processor": processor(), "torch": torch.__version__}
-    known = json.loads(FILE.read_text()) if FILE.exists() else {"machine": here}
+    known: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"machine": here}
     if not options.record and known["machine"] != here:
         print(f"recorded on {known['machine']}, this is {here}: expect differences")
     different = []

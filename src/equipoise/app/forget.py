@@ -11,10 +11,9 @@ from equipoise.app.model_dir import ModelDir
 from equipoise.app.model_files import KINDS
 from equipoise.core.directory import MAX_TENSOR_BYTES
 from equipoise.data.images import digest
-from equipoise.engine import metrics
 from equipoise.engine.evaluate import predict_all
 from equipoise.engine.results import Label, StepResult
-from equipoise.engine.step import now
+from equipoise.engine.step import evaluation, now
 from equipoise.errors import RunError, UsageError, unknown_name
 from equipoise.learn.runtime import Runtime
 from equipoise.version import __version__
@@ -71,22 +70,14 @@ def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
 
 
 def _evaluate(model: Model, count: int) -> StepResult:
-    predictions = predict_all(model.over(model.holdout))
-    labels, predicted, classes = predictions.labels, predictions.top1, len(model.classes)
-    correct = labels == predicted
+    predictions, classes = predict_all(model.over(model.holdout)), len(model.classes)
     return StepResult(
         step=len(model.steps) + 1,
         kind="forget",
         forgotten=count,
         seen=classes,
         new=0,
-        accuracy=metrics.accuracy(correct),
-        accuracy_top5=metrics.accuracy(predictions.in_top5),
-        accuracy_old=metrics.accuracy(correct),
-        total_old=len(labels),
-        errors=metrics.error_counts(labels, predicted, classes),
-        per_step=metrics.per_step(labels, predicted, model.method.steps),
-        per_class=metrics.per_class(labels, predicted, model.classes),
+        **evaluation(predictions, predictions, classes, model.method.steps, model.classes),
         exemplars=len(model.memory),
         finished=now(),
         equipoise=__version__,

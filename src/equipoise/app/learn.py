@@ -65,7 +65,7 @@ class LearnOptions:
 
 
 class LearnListener(TrainListener):
-    """Hears of everything in a step, and ignores it; override what you need."""
+    """Receives the events of a step; override what you need."""
 
     def reading(self, found: FolderScan) -> None:
         """Images are about to be decoded."""

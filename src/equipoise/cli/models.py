@@ -165,7 +165,9 @@ def _runtime(device: str | None, threads: int | None) -> Any:
 
 
 @command(MODELS)
-def evaluate(model: ModelPath, folder: Path, *, json: Flag = False, device: Device = None, threads: Threads = None) -> None:
+def evaluate(
+    model: ModelPath, folder: Path, *, json: Flag = False, device: Device = None, threads: Threads = None
+) -> None:
     """Evaluate a model on a folder of labelled images, FOLDER/<class>/*.jpg.
 
     Parameters
@@ -328,8 +330,7 @@ def export(model: ModelPath, out: Path, *, memory: Annotated[bool, Parameter(neg
 
 @command(MODELS)
 def card(model: ModelPath) -> None:
-    """Print the model card, which is also in the model's README.md.
-    """
+    """Print the model card, which is also in the model's README.md."""
     from equipoise.app.card import card_text
     from equipoise.app.model_dir import ModelDir
 

@@ -15,6 +15,8 @@ from equipoise.errors import UsageError
 DRAWS = 9
 """Random numbers per image: four for the resized crop, two for the shift, one each for flip, brightness, contrast."""
 FLIP = 6
+MAX_PAD = 1024
+"""Padding beyond this would only fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Augment:
     """Random resized crop (8–100 % of the area) of image files, as usual for ImageNet."""
 
     def __post_init__(self) -> None:
-        if self.pad < 0:
-            raise UsageError(f"augment.pad must not be negative, got {self.pad}")
+        if not 0 <= self.pad <= MAX_PAD:
+            raise UsageError(f"augment.pad must be between 0 and {MAX_PAD}, got {self.pad}")
         if not (0 <= self.brightness <= 1 and 0 <= self.contrast <= 1):
             raise UsageError("augment.brightness and augment.contrast must be between 0 and 1")
         if not all(value > 0 for value in self.std):

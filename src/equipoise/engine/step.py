@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,26 +135,14 @@ def _result(
     seconds: float,
 ) -> StepResult:
     step, method, loop = fit.step, fit.method, fit.loop
-    labels, predicted, is_old = after.labels, after.top1, after.labels < step.old
-    correct, seconds = predicted == labels, seconds + loop.resumed_seconds
+    seconds = seconds + loop.resumed_seconds
     norm = norms.get(f"norms_{method.reported_norm}")
     return StepResult(
         step=step.index,
         classes=list(names[step.old :]),
         seen=step.seen,
         new=step.new,
-        accuracy=metrics.accuracy(correct),
-        accuracy_top5=metrics.accuracy(after.in_top5),
-        accuracy_uncorrected=metrics.accuracy(before.top1 == labels),
-        accuracy_top5_uncorrected=metrics.accuracy(before.in_top5),
-        accuracy_old=metrics.accuracy(correct[is_old]),
-        accuracy_new=metrics.accuracy(correct[~is_old]),
-        total_old=int(is_old.sum()),
-        total_new=int((~is_old).sum()),
-        errors=metrics.error_counts(labels, predicted, step.old),
-        errors_uncorrected=metrics.error_counts(labels, before.top1, step.old),
-        per_step=metrics.per_step(labels, predicted, method.steps),
-        per_class=metrics.per_class(labels, predicted, names),
+        **evaluation(after, before, step.old, method.steps, names),
         gamma=figures.get("gamma"),
         figures={name: float(value) for name, value in figures.items() if name != "gamma"},
         norms_old=norm[: step.old].mean().item() if norm is not None and step.old else None,
@@ -168,6 +157,28 @@ def _result(
         finished=now(),
         equipoise=__version__,
     )
+
+
+def evaluation(
+    after: Predictions, before: Predictions, old: int, sizes: Sequence[int], names: Sequence[Label]
+) -> dict[str, Any]:
+    """Return the fields of a StepResult that follow from predictions after and before the correction."""
+    labels, predicted, is_old = after.labels, after.top1, after.labels < old
+    correct = predicted == labels
+    return {
+        "accuracy": metrics.accuracy(correct),
+        "accuracy_top5": metrics.accuracy(after.in_top5),
+        "accuracy_uncorrected": metrics.accuracy(before.top1 == labels),
+        "accuracy_top5_uncorrected": metrics.accuracy(before.in_top5),
+        "accuracy_old": metrics.accuracy(correct[is_old]),
+        "accuracy_new": metrics.accuracy(correct[~is_old]),
+        "total_old": int(is_old.sum()),
+        "total_new": int((~is_old).sum()),
+        "errors": metrics.error_counts(labels, predicted, old),
+        "errors_uncorrected": metrics.error_counts(labels, before.top1, old),
+        "per_step": metrics.per_step(labels, predicted, sizes),
+        "per_class": metrics.per_class(labels, predicted, names),
+    }
 
 
 def now() -> str:

@@ -20,40 +20,24 @@ from equipoise.methods import (
 )
 
 
+def _variant(about: str, distill: bool, correction: str, unit_rows: bool = False) -> Variant:
+    return Variant(about, distill=distill, correction=correction, unit_rows=unit_rows)
+
+
 @dataclass(eq=False)
 class WA(Method):
     """Cross-entropy and distillation, then the new classes' weights are scaled to the old classes' mean norm."""
 
     paper = "Zhao et al., Maintaining Discrimination and Fairness in Class Incremental Learning, CVPR 2020"
     variants: ClassVar = {
-        "wa": Variant(distill=True, correction="align", unit_rows=False),
-        "ce": Variant(
-            "Cross-entropy with rehearsal and a clipped head (Variation 1).",
-            distill=False,
-            correction="none",
-            unit_rows=False,
+        "wa": _variant("", True, "align"),
+        "ce": _variant("Cross-entropy with rehearsal and a clipped head (Variation 1).", False, "none"),
+        "ce+wa": _variant("Cross-entropy, then weight aligning (Variation 2).", False, "align"),
+        "ce+kd": _variant("Cross-entropy and distillation, no correction (Variation 3).", True, "none"),
+        "ce+kd+wnl": _variant(
+            "The same with a weight normalisation layer (Variation 4).", True, "none", unit_rows=True
         ),
-        "ce+wa": Variant(
-            "Cross-entropy, then weight aligning (Variation 2).", distill=False, correction="align", unit_rows=False
-        ),
-        "ce+kd": Variant(
-            "Cross-entropy and distillation, no correction (Variation 3).",
-            distill=True,
-            correction="none",
-            unit_rows=False,
-        ),
-        "ce+kd+wnl": Variant(
-            "Cross-entropy and distillation with a weight normalisation layer (Variation 4).",
-            distill=True,
-            correction="none",
-            unit_rows=True,
-        ),
-        "ce+kd+unit": Variant(
-            "Cross-entropy and distillation, then weights of unit norm (worse than WA in Sec. 5.2).",
-            distill=True,
-            correction="unit",
-            unit_rows=False,
-        ),
+        "ce+kd+unit": _variant("The same, then weights of unit norm (worse than WA in Sec. 5.2).", True, "unit"),
     }
 
     distill: bool = True

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.core.files import atomic_write
-from equipoise.errors import DataError, RunError, UsageError, unknown_name
+from equipoise.errors import DataError, UsageError, unknown_name
 from equipoise.learn.align import align_head, head_norms
 
 

@@ -125,7 +125,7 @@ class ComparisonStatus:
 
 
 class CompareListener(LaunchListener):
-    """Hears of every run and of the comparison after each; prints only failures."""
+    """Receives the events of all runs and of the comparison; prints only failures."""
 
     def compared(self, status: ComparisonStatus) -> None:
         """A comparison starts, or one more of its runs has ended."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class RunStart:
 
 
 class RunListener(TrainListener):
-    """Hears of everything in a run, and ignores it; override what you need."""
+    """Receives the events of a run; override what you need."""
 
     def run(self, start: RunStart) -> None:
         """A run starts or continues."""
@@ -56,32 +57,13 @@ class ListenerGroup(RunListener):
     """Several listeners as one."""
 
     def __init__(self, *listeners: RunListener) -> None:
-        self.listeners = listeners
+        for event in ("run", "stage", "batch", "epoch", "step", "done", "close"):
+            setattr(self, event, partial(_call_all, [getattr(listener, event) for listener in listeners]))
 
-    def _all(self, event: str, *arguments: Any) -> None:
-        for listener in self.listeners:
-            getattr(listener, event)(*arguments)
 
-    def run(self, start: RunStart) -> None:
-        self._all("run", start)
-
-    def stage(self, name: str, epochs: int, images: int, done: int) -> None:
-        self._all("stage", name, epochs, images, done)
-
-    def batch(self, images: int) -> None:
-        self._all("batch", images)
-
-    def epoch(self, epoch: int, loss: float, lr: float) -> None:
-        self._all("epoch", epoch, loss, lr)
-
-    def step(self, result: StepResult) -> None:
-        self._all("step", result)
-
-    def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
-        self._all("done", results, summary, directory)
-
-    def close(self) -> None:
-        self._all("close")
+def _call_all(functions: Sequence[Callable[..., None]], *arguments: Any) -> None:
+    for function in functions:
+        function(*arguments)
 
 
 class JsonRunPrinter(RunListener):

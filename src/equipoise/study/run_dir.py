@@ -18,7 +18,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -300,12 +300,12 @@ def environment() -> dict[str, Any]:
         "commit": _commit_of(Path(__file__).parent),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "numpy", "pillow", "scikit-learn")},
-        "machine": {"system": platform.platform(), "cores": len(_affinity()), "cpu": processor()},
+        "machine": {"system": platform.platform(), "cores": _cores(), "cpu": processor()},
     }
 
 
-def _affinity() -> Sequence[int]:
-    return list(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _commit_of(folder: Path) -> str | None:

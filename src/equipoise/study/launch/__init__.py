@@ -42,7 +42,7 @@ class RunStatus:
 
 
 class LaunchListener(RunListener):
-    """Hears of the runs of this process, and now and then of those in other processes."""
+    """Receives the events of runs in this process, and the status of those in other processes."""
 
     group_listener: type[RunListener] = RunListener
     """What hears of a run that a process group on this machine makes."""
