@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
+FOSTER = EXAMPLE.parent / "foster" / "equipoise_foster.py"
 
 
 @pytest.fixture
@@ -62,3 +64,14 @@ def test_the_documentation_shows_the_example() -> None:
     shown = (EXAMPLE.parent.parent / "docs" / "add-a-method.md").read_text()
     for line in (EXAMPLE / "equipoise_shrink.py").read_text().split("@dataclass(eq=False)")[1].splitlines():
         assert line.strip() in shown, line
+
+
+@pytest.mark.slow
+def test_a_method_with_two_networks_and_a_compression_stage_passes_the_checks() -> None:
+    """It was written from the documentation alone."""
+    environment = {**os.environ, "PYTHONPATH": str(FOSTER.parent)}
+    code = "from equipoise_foster import Foster; from equipoise.testing import check_method; check_method(Foster)"
+    python(environment, "-c", code)
+    text = FOSTER.read_text()
+    assert len(text.splitlines()) <= 120
+    assert re.findall("^from (equipoise[.a-z]*)", text, re.MULTILINE) == ["equipoise.methods"]

@@ -99,8 +99,9 @@ def resolve(
     if expected != dataset and not {expected, dataset} <= {"imagenet100", "imagenet100-lucir"}:
         raise UsageError(f"the recipe {recipe} is for the dataset {expected}, not {dataset}: choose another recipe")
     special = table.get("methods", {})
-    _check_sections(overrides or {}, "the overrides")
-    layers = [table, special.get(family, {}), special.get(method, {}), overrides or {}]
+    overrides = {"fields" if section == "method" else section: v for section, v in (overrides or {}).items()}
+    _check_sections(overrides, "the overrides")
+    layers = [table, special.get(family, {}), special.get(method, {}), overrides]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for layer in layers:
         renamed = upgrade(layer, registry.field_names(method))  # names of older versions are still understood
@@ -109,7 +110,7 @@ def resolve(
     fields = init_values(registry.make(method, merged["fields"]))
     net = build(NetSettings, merged["net"], "net")
     check_backbone(net.backbone)
-    if family == "wa" and net.backbone.startswith("timm:") and "clip" not in (overrides or {}).get("fields", {}):
+    if family == "wa" and net.backbone.startswith("timm:") and "clip" not in overrides.get("fields", {}):
         fields["clip"] = False  # clipping assumes features that are never negative (Sec. 4.3)
     build(Augment, merged["augment"], "augment")
     memory = build(Memory, merged["memory"], "memory")

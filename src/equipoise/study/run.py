@@ -9,6 +9,8 @@ from typing import Any
 
 from equipoise.core.seeding import preserve_rng
 from equipoise.engine.recipes import resolve
+from equipoise.learn.method import Method
+from equipoise.methods.registry import register
 from equipoise.study.console import RunListener
 from equipoise.study.experiment import RunResult, default_directory, load_data
 from equipoise.study.process_group import RunTask, launch
@@ -17,7 +19,7 @@ from equipoise.study.process_group import RunTask, launch
 def run(
     dataset: str = "glyphs",
     *,
-    method: str = "wa",
+    method: str | type[Method] = "wa",
     steps: int | str | None = None,
     recipe: str | None = None,
     seed: int = 0,
@@ -33,7 +35,7 @@ def run(
     dataset
         Name of a data set, as `equipoise datasets` lists them.
     method
-        Name of a method, as `equipoise methods` lists them.
+        Name of a method, as `equipoise methods` lists them, or a class of your own.
     steps
         A number of equal steps or their sizes, such as 5 or "50,10x5" (default: the recipe's).
     recipe
@@ -58,7 +60,8 @@ def run(
     sections = {section: dict(values) for section, values in (overrides or {}).items()}
     if steps is not None:
         sections.setdefault("stream", {})["steps"] = steps
-    settings = resolve(dataset, method, recipe, seed, sections)
+    name = register(method) if isinstance(method, type) else method
+    settings = resolve(dataset, name, recipe, seed, sections)
     directory = Path(out) if out else default_directory(settings)
     load = partial(load_data, settings, data_root)
     with preserve_rng():
