@@ -112,6 +112,19 @@ def test_labels_of_different_types_are_rejected() -> None:
     assert clf.classes_.tolist() == [0, 1, 2]  # nothing changed
 
 
+def test_a_label_that_is_not_valid_unicode_is_rejected() -> None:
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(UsageError, match="labels must be valid Unicode"):
+        eq.IncrementalClassifier(epochs=1).fit(X, ["\ud800" if label else "a" for label in y])
+
+
+def test_a_large_memory_only_costs_what_it_holds() -> None:
+    X, y = load_iris(return_X_y=True)
+    clf = eq.IncrementalClassifier(epochs=1, memory=10**12)
+    clf.partial_fit(X[y < 2], y[y < 2]).partial_fit(X[y == 2], y[y == 2])
+    assert clf.steps_[-1].exemplars == len(X)
+
+
 def test_paths_arrays_tensors_and_pil_images_are_equivalent(pictures: Any, tmp_path: Path) -> None:
     pixels, y = pictures
     paths = []
@@ -229,11 +242,11 @@ def test_the_callers_random_state_does_not_change() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": "x"}, "train.epochs is 'x'"),
-        ({"epochs": None}, "train.epochs is None"),
+        ({"epochs": "x"}, "train.epochs must be a whole number, got 'x'"),
+        ({"epochs": None}, "train.epochs must be a whole number, got None"),
         ({"holdout": "x"}, "holdout must be a fraction from 0 to below 1, got 'x'"),
         ({"method": "wq"}, "unknown method 'wq'"),
-        ({"settings": {"train": {"lr": "high"}}}, "train.lr is 'high'"),
+        ({"settings": {"train": {"lr": "high"}}}, "train.lr must be a number, got 'high'"),
     ],
 )
 def test_invalid_settings_are_named(options: Any, message: str) -> None:

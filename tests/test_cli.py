@@ -78,7 +78,7 @@ def test_json_of_a_finished_run_has_all_steps(cli: Cli) -> None:
 
 def test_order_may_be_a_list(cli: Cli) -> None:
     plan = json.loads(cli("run", "digits", "--order", "9,8,7,6,5,4,3,2,1,0", "--dry-run", "--json").out)
-    assert plan["classes"] == [2] * 5
+    assert plan["sizes"] == [2] * 5
 
 
 def test_a_terminal_without_greek_letters_does_not_end_a_run(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
     schedule = ("--set", "train.lr_schedule=milestones", "--set", "train.milestones=5", "--epochs", "9")
     plan = json.loads(cli("run", "digits", "--dry-run", "--json", *schedule).out)
-    assert plan["classes"] == [2] * 5
+    assert plan["sizes"] == [2] * 5
     assert plan["epochs"] == [9] * 5
     assert plan["seconds"] > 0
 
@@ -220,8 +220,8 @@ def test_methods_datasets_and_recipes_are_listed(cli: Cli) -> None:
         (("align", "gone.pt", "--old", "3", "--out", "x"), "does not exist"),
         (("align", "file", "--old", "3", "--out", "x"), "is not a checkpoint that torch can read"),
         (("align", "whole.pt", "--old", "3", "--out", "x"), "without running code"),
-        (("align", "head.safetensors", "--old", "1", "--out", "nowhere/x.safetensors"), "choose another --out"),
-        (("align", "head.safetensors", "--old", "1", "--out", "."), "choose another --out"),
+        (("align", "head.safetensors", "--old", "1", "--out", "nowhere/x.safetensors"), "choose another"),
+        (("align", "head.safetensors", "--old", "1", "--out", "."), "choose another"),
         (
             ("align", "head.safetensors", "--old", "2", "--out", "x"),
             "must be between 1 and 1 for a head of 2 classes, got 2",

@@ -245,10 +245,10 @@ def test_settings_that_a_model_cannot_change_are_rejected(
 @pytest.mark.parametrize(
     ("section", "name", "value", "message"),
     [
-        ("data", "size", "128px", "data.size is '128px': expected int"),
+        ("data", "size", "128px", "data.size must be a whole number, got '128px'"),
         ("data", "siez", 128, "siez"),
         ("data", "test_fraction", 0.5, "data.test_fraction is only for experiments and has no effect on a model"),
-        ("net", "backbone", 5, "net.backbone is 5"),
+        ("net", "backbone", 5, "net.backbone must be a string, got 5"),
         ("stream", "steps", 5, "stream.steps is only for experiments"),
         ("runtime", "devices", 4, "runtime.devices is only for experiments"),
     ],

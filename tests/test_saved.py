@@ -275,6 +275,15 @@ def test_a_model_learns_forgets_and_undoes_as_before(name: str, change: str, cli
         check_predictions(predictions(cli, name), expected(name)["predictions"])
 
 
+@pytest.mark.parametrize("name", ["model", "model-der"])
+def test_a_model_can_be_extended(name: str, cli: Cli, saved: Path) -> None:
+    ran = cli("learn", name, "pictures-2", "--extend", "--epochs", 2, "--threads", 1, "--json")
+    (result,) = lines(ran)
+    assert result["extended"] == ["ring", "stripes"]
+    assert cli("undo", name).code == 0
+    check_predictions(predictions(cli, name), expected(name)["predictions"])
+
+
 def test_a_stopped_step_of_a_model_continues(cli: Cli, saved: Path) -> None:
     wanted = expected("model-stopped")
     with count_updates() as updates:

@@ -1,3 +1,3 @@
-"""The version, for those who are imported by the package itself."""
+"""The version, imported by modules that the package itself imports."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -301,7 +301,8 @@ class ModelDir:
     def _delete_versions(self, keep: set[str]) -> None:
         for entry in self._entries("versions"):
             if VERSION.fullmatch(entry) and entry not in keep:
-                self.directory.remove_tree(f"versions/{entry}", VERSION_FILES)
+                with suppress(RunError):  # a link of this name must not keep the images of a forgotten class
+                    self.directory.remove_tree(f"versions/{entry}", VERSION_FILES)
 
     def _delete_images(self, keep: set[tuple[str, str, str]]) -> None:
         for kind in KINDS:
@@ -309,7 +310,8 @@ class ModelDir:
                 for file in self._entries(f"{kind}/{folder}"):
                     name = file.partition(".")[0]
                     if IDENTITY.fullmatch(name) and (kind, folder.casefold(), name) not in keep:
-                        self.directory.remove(f"{kind}/{folder}/{file}")
+                        with suppress(RunError):
+                            self.directory.remove(f"{kind}/{folder}/{file}")
                 with suppress(RunError):
                     self.directory.remove_dir(f"{kind}/{folder}")
 

@@ -113,7 +113,7 @@ class Settings:
         """Undo ``identity``; settings that were added since get their defaults."""
         plain = upgrade(identity, registry.field_names(identity["method"]))
         hints = get_type_hints(Settings)
-        for name in ("dataset", "method", "recipe", "seed", "data", "augment"):
+        for name in ("dataset", "method", "recipe", "seed", "data", "memory", "augment", "fields"):
             plain[name] = convert(plain[name], hints[name], name)
         precision = build(Runtime, plain.pop("runtime"), "runtime").precision
         plain["stream"] = build(StreamSettings, plain["stream"], "stream")
