@@ -164,8 +164,8 @@ def check_predictions(found: Sequence[Any], wanted: Sequence[Any], trained: bool
     """Compare the probabilities of all classes."""
     assert [one["path"] for one in found] == [other["path"] for other in wanted]
     for one, other in zip(found, wanted, strict=True):
-        probabilities = {guess["class"]: guess["probability"] for guess in one["predictions"]}
-        assert close(probabilities, {guess["class"]: guess["probability"] for guess in other["predictions"]}, trained)
+        probabilities = {entry["class"]: entry["probability"] for entry in one["predictions"]}
+        assert close(probabilities, {entry["class"]: entry["probability"] for entry in other["predictions"]}, trained)
 
 
 def lines(ran: Ran) -> list[Any]:

@@ -188,7 +188,7 @@ def run_tests(work: Path, name: str, python: Path, log: Path) -> str:
     command: list[str | Path] = [python, "-m", "pytest", *options, *tests]
     done = call(command, log, work / "source", check=False, OMP_NUM_THREADS="1")
     if done.returncode:
-        raise RedError(last_line(done.stdout))
+        raise RedError(f"{last_line(done.stdout)} (exit code {done.returncode})")
     return last_line(done.stdout)
 
 
