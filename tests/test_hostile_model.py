@@ -279,6 +279,8 @@ def test_a_config_of_wrong_types_is_rejected(
         (("settings", "net", "backbone"), "../tiny"),
         (("settings", "net", "input_size"), HUGE),
         (("settings", "train", "epochs"), {}),
+        (("settings", "train", "exemplar_repeats"), HUGE),
+        (("settings", "train", "batch_size"), HUGE),
         (("settings", "train", "sizes"), NESTED),
         (("settings", "data"), 3),
         (("settings", "seed"), "0"),

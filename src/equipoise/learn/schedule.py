@@ -74,6 +74,11 @@ class Schedule:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"train.{name} must be at least {least}, got {value}")
+        limits = {"epochs": 10**9, "first_epochs": 10**9, "exemplar_repeats": 10**4, "batch_size": 2**24}
+        for name, most in limits.items():
+            value = getattr(self, name)
+            if value is not None and value > most:  # more would only fill the memory, or overflow
+                raise UsageError(f"train.{name} must be at most {most:,}, got {value:,}")
         if self.batch_size < 2:
             raise UsageError(f"train.batch_size must be at least 2 for batch norm, got {self.batch_size}")
         for name in ("lr", "conv_lr", "head_lr"):
