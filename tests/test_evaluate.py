@@ -71,7 +71,7 @@ def test_a_step_result_separates_before_from_after_the_correction() -> None:
     """One test image of each of eight classes; the predictions are given."""
     experiment = Trial("wa", {}).experiment(steps="4,4", classes=8)
     learner, (first, second) = experiment.learner, experiment.stream
-    learn_step(learner.fit(first, experiment.training_images(first)), lambda: None)
+    learn_step(learner.fit(first, experiment.training_images(first)))
     tests = experiment.stream.tests(second)
     tests = tests.select(torch.stack([(tests.labels == label).nonzero()[0, 0] for label in range(8)]))
     fit = learner.fit(second, experiment.training_images(second))

@@ -15,7 +15,7 @@ from equipoise.data.images import Images
 from equipoise.data.stream import Step
 from equipoise.engine.evaluate import predict_all
 from equipoise.engine.recipes import resolve
-from equipoise.engine.step import learn_step, train_and_evaluate
+from equipoise.engine.step import learn_step, train_and_evaluate, train_step
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.fast import FastNet, Whitening
@@ -224,7 +224,7 @@ def fit_of(experiment: Experiment, index: int) -> Fit:
 @pytest.mark.parametrize("changes", [False, True])
 def test_evaluating_before_and_after_a_correction_is_one_pass_unless_the_backbone_changes(changes: bool) -> None:
     experiment = Trial("wa", {"reinit_head": False}).experiment()
-    learn_step(fit_of(experiment, 1), lambda: None)
+    learn_step(fit_of(experiment, 1))
     fit, tests = fit_of(experiment, 2), experiment.stream.tests(experiment.stream[2])
     counter = count_images(fit.method)
     if changes:
@@ -268,19 +268,16 @@ def test_features_are_kept_only_if_asked_and_only_until_the_backbone_changes(kee
 
 def test_selecting_exemplars_computes_each_image_once_and_does_not_change_the_teacher() -> None:
     experiment = Trial("wa", {}).experiment()
-    learn_step(fit_of(experiment, 1), lambda: None)
+    learn_step(fit_of(experiment, 1))
     fit = fit_of(experiment, 2)
     fit.method.backbone.flip_tta = True
-    seen = []
-
-    def select() -> None:
-        counter = count_images(fit.method)
-        fit.update_memory()
-        assert fit.method.teacher is not None
-        seen.extend([counter.images, fit.method.backbone.flip_tta, fit.method.teacher.backbone.flip_tta])
-
-    learn_step(fit, select)
-    assert seen == [len(fit.step.images), True, False]
+    train_step(fit)
+    counter = count_images(fit.method)
+    fit.update_memory()
+    assert fit.method.teacher is not None
+    assert counter.images == len(fit.step.images)
+    assert fit.method.backbone.flip_tta
+    assert not fit.method.teacher.backbone.flip_tta
 
 
 @pytest.mark.parametrize(("method", "old"), [("wa", 4 * 5), ("joint", 40), ("lwf", 0)])
@@ -307,7 +304,7 @@ def test_an_epoch_shows_exemplars_as_often_as_the_schedule_says(method: str, old
     for step in list(experiment.stream)[:2]:
         labels.clear()
         fit = fit_of(experiment, step.index)
-        learn_step(fit, lambda: None)
+        learn_step(fit)
         shown.append(torch.bincount(torch.cat(labels)).tolist())
         assert fit.loop.images_seen == sum(shown[-1]) == experiment.loads()[step.index - 1]
     assert shown == [[2 * 40] * 4, [old] * 4 + [40] * 4]

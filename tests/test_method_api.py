@@ -29,7 +29,7 @@ from equipoise.data.sources import load
 from equipoise.engine.evaluate import predict_all
 from equipoise.engine.recipes import resolve
 from equipoise.engine.settings import Settings
-from equipoise.engine.step import begin_step, learn_step, train_and_evaluate
+from equipoise.engine.step import begin_step, finish_step, learn_step, train_and_evaluate, train_step
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.base import Backbone, backbones_of
@@ -64,7 +64,7 @@ def learned(name: str, steps: int = 2, **fields: Any) -> Experiment:
     """Return an experiment after some steps."""
     experiment = Trial(name, fields).experiment()
     for index in range(1, steps + 1):
-        learn_step(fit_of(experiment, index), lambda: None)
+        learn_step(fit_of(experiment, index))
     experiment.learner.method.eval()
     return experiment
 
@@ -244,7 +244,7 @@ def check_frozen_in_a_group(weights: Path) -> None:
     experiment = prepared(weights=str(weights), frozen=True)
     pretrained = {name: value.clone() for name, value in experiment.learner.method.backbone.state_dict().items()}
     for index in (1, 2):
-        learn_step(fit_of(experiment, index), lambda: None)
+        learn_step(fit_of(experiment, index))
     state = state_of(experiment.learner.method)
     assert same(experiment.learner.method.backbone.state_dict(), pretrained)
     assert same(distributed.broadcast(lambda: state), state)
@@ -381,7 +381,7 @@ def test_an_experiment_starts_from_pretrained_weights(tmp_path: Path) -> None:
     experiment = prepared(weights=str(file))
     own = experiment.learner.method.backbone
     assert same(own.state_dict(), backbone.state_dict())
-    learn_step(fit_of(experiment, 1), lambda: None)
+    learn_step(fit_of(experiment, 1))
     assert not torch.equal(own.state_dict()["convs.1.weight"], backbone.state_dict()["convs.1.weight"])
 
 
@@ -459,14 +459,15 @@ def test_a_frozen_backbone_never_changes(name: str, tmp_path: Path) -> None:
     for step in list(experiment.stream)[:2]:
         recorder = HeadRecorder(learner.method)
         fit = learner.fit(step, experiment.training_images(step), recorder)
-        trained: list[Tensor] = []
-        learn_step(fit, lambda: trained.append(learner.method.head.weight.detach().clone()))  # noqa: B023
+        train_step(fit)
+        trained = learner.method.head.weight.detach().clone()
+        finish_step(fit)
         assert backbones_of(learner.method)
         for net in backbones_of(learner.method):
             assert same(net.state_dict(), backbone.state_dict())
             assert not any(weight.requires_grad for weight in net.parameters())
             assert not any(module.training for module in net.train().modules())
-        assert fit.images is None or not torch.equal(trained[0], recorder.head)
+        assert fit.images is None or not torch.equal(trained, recorder.head)
     with torch.no_grad():
         assert learner.method.eval().predict(some_images(experiment)).shape == (16, 4)
 
@@ -538,7 +539,7 @@ def test_a_network_for_larger_images_can_learn_small_ones() -> None:
     with pytest.raises(UsageError, match="8×8 images are too small for the backbone fast"):
         prepared(backbone="fast")
     experiment = prepared(backbone="fast", input_size=32)
-    learn_step(fit_of(experiment, 1), lambda: None)
+    learn_step(fit_of(experiment, 1))
 
 
 def test_input_sizes_that_cannot_be_used_are_rejected() -> None:

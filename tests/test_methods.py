@@ -96,7 +96,7 @@ class Learned:
         self.first = fit_for(
             self.method, 1, make_images([c for c in range(OLD) for _ in range(per_class)]), self.memory
         )
-        learn_step(self.first, lambda: None)
+        learn_step(self.first)
         images = make_images([OLD + c for c in range(NEW) for _ in range(per_class)], seed=1)
         self.second = fit_for(self.method, 2, images, self.memory)
         self.before = self.method.snapshot()
@@ -311,7 +311,7 @@ def test_bic_fits_its_pair_on_held_out_images_and_corrects_only_new_logits() -> 
         patch.setattr(Fit, "train", spy)
         for index, labels in ((1, range(OLD)), (2, range(OLD, OLD + NEW))):
             images = make_images([c for c in labels for _ in range(25)], seed=index)
-            learn_step(fit_for(method, index, images, memory, epochs=3), lambda: None)
+            learn_step(fit_for(method, index, images, memory, epochs=3))
     assert fitted
     assert not fitted & trained
     assert all(len(kept) == 12 for kept in memory.exemplars.values())

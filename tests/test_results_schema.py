@@ -240,8 +240,8 @@ def test_a_run_of_format_1_is_upgraded() -> None:
         accuracy_top5=100.0,
         accuracy_uncorrected=50.0,
         accuracy_top5_uncorrected=90.0,
-        errors=ErrorCounts(e_n=1, e_o=3, e_on=2, e_oo=1),
-        errors_uncorrected=ErrorCounts(e_n=0, e_o=5, e_on=4, e_oo=1),
+        errors=ErrorCounts(e_n=1, e_o=3, e_on=2, e_oo=1, e_no=None),
+        errors_uncorrected=ErrorCounts(e_n=0, e_o=5, e_on=4, e_oo=1, e_no=None),
         per_step=[40.0, 80.0],
         per_class=[
             ClassResult("a", 20.0),

@@ -104,7 +104,7 @@ def _quality(last: StepResult) -> list[str]:
         lines[0] += (
             f" Old classes {last.accuracy_old:.1f} %, the newest {last.accuracy_new:.1f} %; "
             f"{counted(last.errors.e_on, 'old image')} predicted as new classes and "
-            f"{counted(last.errors.e_no, 'new image')} predicted as old classes."
+            f"{counted(last.errors.e_no or 0, 'new image')} predicted as old classes."
         )
     if last.warning:
         lines += ["", f"Note: {last.warning}."]

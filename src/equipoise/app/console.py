@@ -148,11 +148,11 @@ def result_lines(result: StepResult) -> list[str]:
         if result.gamma is not None:
             lines[0] += f" ({percent(result.accuracy_uncorrected)} before the correction)"
         gamma = "" if result.gamma is None else f", γ {result.gamma:.3f}"
-        errors = result.errors
+        errors, as_old = result.errors, result.errors.e_no or 0  # models always have the count
         lines += [
             f"  old classes {percent(result.accuracy_old)}, new classes {percent(result.accuracy_new)}{gamma}",
             f"  misclassified: {counted(errors.e_on, 'old image')} predicted as new classes, {errors.e_oo} as other "
-            f"old classes; {counted(errors.e_no, 'new image')} predicted as old classes, {errors.e_n - errors.e_no} as "
+            f"old classes; {counted(as_old, 'new image')} predicted as old classes, {errors.e_n - as_old} as "
             "other new classes",
         ]
     if result.warning:

@@ -11,7 +11,7 @@ import msgspec
 from equipoise.core.directory import TEMPORARY, Directory
 from equipoise.core.tensors import read_tensors, write_tensors
 from equipoise.errors import RunError
-from equipoise.learn.stage import StageState, StageStore
+from equipoise.learn.stage import StageState, StageStore, damaged_step
 
 MANIFEST = "stages.json"
 STAGE = re.compile(r"stage-\d+-epoch-\d+\.safetensors")
@@ -74,7 +74,7 @@ class StepCheckpoint(StageStore):
             tensors = read_tensors(self.directory, entry.file)
             return StageState(entry.epochs, entry.seconds, tensors, str(self.directory.path))
         except RunError as error:
-            raise _damaged(self.directory, error) from error
+            raise damaged_step(self.directory.path, error) from error
 
     def save(self, stage: int, state: StageState) -> None:
         """Replace the state of a stage."""
@@ -108,11 +108,7 @@ def read_stages(directory: Directory) -> StageList:
     try:
         found = msgspec.convert(directory.read_json(MANIFEST), StageList)
     except (RunError, msgspec.ValidationError) as error:
-        raise _damaged(directory, error) from error
+        raise damaged_step(directory.path, error) from error
     if not all(STAGE.fullmatch(entry.file) and entry.epochs > 0 for entry in found.stages):
-        raise _damaged(directory, f"{MANIFEST} lists something that is not a stage")
+        raise damaged_step(directory.path, f"{MANIFEST} lists something that is not a stage")
     return found
-
-
-def _damaged(directory: Directory, why: object) -> RunError:
-    return RunError(f"the interrupted step in {directory.path} is damaged ({why}): delete it to start the step again")

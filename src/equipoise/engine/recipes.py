@@ -8,15 +8,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from equipoise.core.config import build, init_values, parse_value
+from equipoise.core.config import build, parse_value
 from equipoise.data import sources
 from equipoise.data.augment import Augment
-from equipoise.data.memory import Memory
-from equipoise.engine.settings import NetSettings, Settings, StreamSettings, upgrade
+from equipoise.engine.settings import Settings, upgrade
 from equipoise.errors import UsageError, unknown_name
 from equipoise.learn.backbones import check_backbone
-from equipoise.learn.runtime import Runtime
-from equipoise.learn.schedule import Schedule
 from equipoise.methods import registry
 
 SECTIONS = ("data", "stream", "memory", "net", "train", "augment", "runtime", "fields")
@@ -55,7 +52,8 @@ def read_recipe(name: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
         if key not in (*SECTIONS, *TEXTS, "methods"):
             raise unknown_name(f"section in the recipe {name}", key, (*SECTIONS, "methods"))
         if not isinstance(value, str if key in TEXTS else dict):
-            raise UsageError(f"'{key}' in the recipe {name} must be a {_kind(key)}, got {value!r}")
+            kind = "string" if key in TEXTS else f"table, [{key}]"
+            raise UsageError(f"'{key}' in the recipe {name} must be a {kind}, got {value!r}")
     for method, special in recipe.get("methods", {}).items():
         registry.lookup(method)
         _check_sections(special, f"methods.{method} of the recipe {name}")
@@ -67,10 +65,6 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Merge two tables section by section; ``above`` wins."""
     both = {key: _merge(below[key], value) for key, value in above.items() if isinstance(value, dict) and key in below}
     return below | above | both
-
-
-def _kind(key: str) -> str:
-    return "string" if key in TEXTS else f"table, [{key}]"
 
 
 def _check_sections(sections: Any, where: str) -> None:
@@ -107,27 +101,13 @@ def resolve(
         renamed = upgrade(layer, registry.field_names(method))  # names of older versions are still understood
         for section in SECTIONS:
             merged[section] |= renamed.get(section, {})
-    fields = init_values(registry.make(method, merged["fields"]))
-    net = build(NetSettings, merged["net"], "net")
-    check_backbone(net.backbone)
-    if family == "wa" and net.backbone.startswith("timm:") and "clip" not in overrides.get("fields", {}):
-        fields["clip"] = False  # clipping assumes features that are never negative (Sec. 4.3)
+    merged["data"] = sources.resolve_options(dataset, merged["data"])
     build(Augment, merged["augment"], "augment")
-    memory = build(Memory, merged["memory"], "memory")
-    return Settings(
-        dataset=dataset,
-        method=method,
-        recipe=recipe,
-        seed=seed,
-        data=sources.resolve_options(dataset, merged["data"]),
-        stream=build(StreamSettings, merged["stream"], "stream"),
-        memory=init_values(memory),
-        net=net,
-        train=build(Schedule, merged["train"], "train"),
-        augment=merged["augment"],
-        runtime=build(Runtime, merged["runtime"], "runtime"),
-        fields=fields,
-    )
+    settings = Settings.build({"dataset": dataset, "method": method, "recipe": recipe, "seed": seed, **merged})
+    check_backbone(settings.net.backbone)
+    if family == "wa" and settings.net.backbone.startswith("timm:") and "clip" not in overrides.get("fields", {}):
+        settings.fields["clip"] = False  # clipping assumes features that are never negative (Sec. 4.3)
+    return settings
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:

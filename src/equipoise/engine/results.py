@@ -48,8 +48,8 @@ class ErrorCounts:
     """Images of old classes predicted as new classes."""
     e_oo: int = 0
     """Images of old classes predicted as other old classes."""
-    e_no: int = 0
-    """Images of new classes predicted as old classes."""
+    e_no: int | None = 0
+    """Images of new classes predicted as old classes; None if it is not known, in runs of format 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +175,11 @@ def _upgrade(row: Mapping[str, Any], names: Sequence[Label]) -> dict[str, Any]:
     """Return a row of format 1 as format 2."""
     if "errors" in row:
         return dict(row)
-    new = {new: row[old] for old, new in RENAMED.items() if old in row} | {k: row[k] for k in UNCHANGED if k in row}
+    new = {RENAMED.get(key, key): value for key, value in row.items()}  # keys that are not in the schema are ignored
+    unknown = {"e_no": None} if "top1" in row else {}  # runs did not count it
     for suffix in ("", "_uncorrected"):
-        new[f"errors{suffix}"] = {name: row[f"{name}{suffix}"] for name in ERRORS if f"{name}{suffix}" in row}
+        counts = {name: row[f"{name}{suffix}"] for name in ERRORS if f"{name}{suffix}" in row}
+        new[f"errors{suffix}"] = unknown | counts
     if "top1" in row:  # a run
         new["per_class"] = [
             {"name": names[c] if c < len(names) else f"class {c}", "accuracy": value}
@@ -212,4 +214,3 @@ RENAMED = {
     "files_left_out": "skipped_files",
 }
 """Keys of format 1 that have another name now."""
-UNCHANGED = {f.name for f in dataclasses.fields(StepResult)} - {"errors", "errors_uncorrected", "per_class", "figures"}

@@ -79,25 +79,19 @@ class Settings:
 
     def architecture(self, shape: tuple[int, int, int], pretrained: bool = True) -> Architecture:
         """Return the network for images of the given shape; ``pretrained`` loads net.weights, if there are any."""
-        net = self.net
-        return Architecture(
-            net.backbone,
-            shape,
-            net.flip_tta,
-            self.runtime.precision == "bf16",
-            Path(net.weights) if net.weights is not None and pretrained else None,
-            net.frozen,
-            net.input_size,
-        )
+        options = dataclasses.asdict(self.net)
+        name, weights = options.pop("backbone"), options.pop("weights")
+        file = Path(weights) if weights is not None and pretrained else None
+        return Architecture(name, shape, bf16=self.runtime.precision == "bf16", weights=file, **options)
 
     def identity(self) -> dict[str, Any]:
         """Return plain values without those that only say where to compute: equal identities mean equal runs."""
-        plain = dataclasses.asdict(self)
+        text = json.dumps(dataclasses.asdict(self))
+        plain: dict[str, Any] = json.loads(text)  # tuples become lists, as when it is read back
         plain["runtime"] = {"precision": self.runtime.precision}
         if self.net.weights is not None:
             plain["net"]["weights"] = weights_identity(self.net.weights)
-        listed: dict[str, Any] = json.loads(json.dumps(plain))  # tuples become lists, as when it is read back
-        return listed
+        return plain
 
     def identity_v1(self) -> dict[str, Any]:
         """Return what ``identity`` was in equipoise 0.1.0, which named interrupted steps after it."""
@@ -115,13 +109,18 @@ class Settings:
         hints = get_type_hints(Settings)
         for name in ("dataset", "method", "recipe", "seed", "data", "memory", "augment", "fields"):
             plain[name] = convert(plain[name], hints[name], name)
-        precision = build(Runtime, plain.pop("runtime"), "runtime").precision
-        plain["stream"] = build(StreamSettings, plain["stream"], "stream")
-        plain["net"] = build(NetSettings, plain["net"], "net")
-        plain["train"] = build(Schedule, plain["train"], "train")
-        plain["memory"] = init_values(build(Memory, plain["memory"], "memory"))
-        plain["fields"] = init_values(registry.make(plain["method"], plain["fields"]))
-        return Settings(**plain, runtime=dataclasses.replace(runtime or Runtime(), precision=precision))
+        settings = Settings.build(plain)
+        own = dataclasses.replace(runtime or Runtime(), precision=settings.runtime.precision)
+        return dataclasses.replace(settings, runtime=own)
+
+    @staticmethod
+    def build(plain: Mapping[str, Any]) -> Settings:
+        """Return settings from plain values; each section is checked and gets its defaults."""
+        sections = {"stream": StreamSettings, "net": NetSettings, "train": Schedule, "runtime": Runtime}
+        built: dict[str, Any] = {name: build(kind, plain[name], name) for name, kind in sections.items()}
+        built["memory"] = init_values(build(Memory, plain["memory"], "memory"))
+        built["fields"] = init_values(registry.make(plain["method"], plain["fields"]))
+        return Settings(**{**plain, **built})
 
 
 def weights_identity(weights: str) -> str:

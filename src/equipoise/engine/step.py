@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -44,13 +44,8 @@ class StepOutcome:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a run stores about each test image and class."""
         after, before = self.after, self.before
-        stored = {
-            "labels": after.labels,
-            "top1": after.top1,
-            "in_top5": after.in_top5,
-            "confidence": after.confidence,
-            **self.norms_after,
-        }
+        stored = {name: getattr(after, name) for name in ("labels", "top1", "in_top5", "confidence")}
+        stored |= self.norms_after
         if self.corrected:
             stored |= {"top1_uncorrected": before.top1, "confidence_uncorrected": before.confidence}
             stored |= {f"{name}_uncorrected": norms for name, norms in self.norms_before.items()}
@@ -59,26 +54,34 @@ class StepOutcome:
 
 def begin_step(fit: Fit) -> None:
     """Prepare the method for the step of ``fit``."""
+    fit.method.timer = Timer()
     seed_everything(*fit.key, "begin")
     fit.method.start_step(fit.step)
     fit.method.begin(fit.step, fit)
     fit.runtime.place(fit.method)
 
 
-def learn_step(fit: Fit, before_end: Callable[[], None]) -> dict[str, float]:
-    """Train a step and finish it; ``before_end`` is called between training and correction."""
-    method = fit.method
-    method.timer = Timer()
+def train_step(fit: Fit) -> None:
+    """Prepare a step and train it, without its correction."""
     begin_step(fit)
     if fit.images is not None:
         fit.train(fit.images)
-    before_end()
+
+
+def finish_step(fit: Fit) -> dict[str, float]:
+    """Correct a trained step and select its exemplars; return the method's figures."""
     seed_everything(*fit.key, "end")
-    figures = method.end(fit.step, fit)
-    if method.rehearsal == "memory":
+    figures = fit.method.end(fit.step, fit)
+    if fit.method.rehearsal == "memory":
         fit.update_memory()
-    method.teacher = None
+    fit.method.teacher = None
     return figures
+
+
+def learn_step(fit: Fit) -> dict[str, float]:
+    """Train a step and finish it, without evaluating it."""
+    train_step(fit)
+    return finish_step(fit)
 
 
 def train_and_evaluate(fit: Fit, tests: Images, names: Sequence[Label]) -> StepOutcome:
@@ -94,50 +97,21 @@ def train_and_evaluate(fit: Fit, tests: Images, names: Sequence[Label]) -> StepO
         Names of all classes seen.
     """
     started = time.perf_counter()
-    method, step = fit.method, fit.step
+    method, step, loop = fit.method, fit.step, fit.loop
     corrected = bool(method.corrects and step.old)
     images = InferencePass(method, tests, fit.augment, fit.runtime, keep=corrected)
-    before: list[Predictions] = []
-    norms_before: dict[str, Tensor] = {}
-
-    def evaluate_uncorrected() -> None:
-        with method.timer("evaluation"):
-            if corrected:
-                before.append(_evaluate(fit, images))
-            norms_before.update(weight_norms(method))
-
-    figures = learn_step(fit, evaluate_uncorrected)
+    train_step(fit)
+    with method.timer("evaluation"):
+        before = _evaluate(fit, images) if corrected else None
+        norms_before = weight_norms(method)
+    figures = finish_step(fit)
     with method.timer("evaluation"):
         after = _evaluate(fit, images)
     distributed.broadcast_weights(method)
-    uncorrected = before[0] if before else after
-    result = _result(fit, after, uncorrected, names, figures, norms_before, time.perf_counter() - started)
-    return StepOutcome(result, after, uncorrected, corrected, norms_before, weight_norms(method))
-
-
-def _evaluate(fit: Fit, images: InferencePass) -> Predictions:
-    """Predict all images; identical logits for all of them mean that the network has died, which is an error."""
-    predictions = predict_all(images)
-    if fit.step.seen > 1 and len(predictions.labels) > 1 and predictions.all_alike:
-        what = f"all evaluation images get the same logits after step {fit.step.index}: the training has collapsed"
-        remedy = " or set method.clip=false" if getattr(fit.method, "clip", False) else ""
-        raise distributed.report_once(RunError(f"{what}; lower train.lr (now {fit.schedule.lr:g}){remedy}"))
-    return predictions
-
-
-def _result(
-    fit: Fit,
-    after: Predictions,
-    before: Predictions,
-    names: Sequence[Label],
-    figures: dict[str, float],
-    norms: dict[str, Tensor],
-    seconds: float,
-) -> StepResult:
-    step, method, loop = fit.step, fit.method, fit.loop
-    seconds = seconds + loop.resumed_seconds
-    norm = norms.get(f"norms_{method.reported_norm}")
-    return StepResult(
+    before = before or after
+    norm = norms_before.get(f"norms_{method.reported_norm}")
+    seconds = time.perf_counter() - started + loop.resumed_seconds
+    result = StepResult(
         step=step.index,
         classes=list(names[step.old :]),
         seen=step.seen,
@@ -157,6 +131,17 @@ def _result(
         finished=now(),
         equipoise=__version__,
     )
+    return StepOutcome(result, after, before, corrected, norms_before, weight_norms(method))
+
+
+def _evaluate(fit: Fit, images: InferencePass) -> Predictions:
+    """Predict all images; identical logits for all of them mean that the network has died, which is an error."""
+    predictions = predict_all(images)
+    if fit.step.seen > 1 and len(predictions.labels) > 1 and predictions.all_alike:
+        what = f"all evaluation images get the same logits after step {fit.step.index}: the training has collapsed"
+        remedy = " or set method.clip=false" if getattr(fit.method, "clip", False) else ""
+        raise distributed.report_once(RunError(f"{what}; lower train.lr (now {fit.schedule.lr:g}){remedy}"))
+    return predictions
 
 
 def evaluation(
@@ -231,17 +216,14 @@ def unfairness(result: StepResult) -> str | None:
     A fair model predicts as many old images as new classes as the other way round. The difference must be significant
     (McNemar's test, two standard deviations) and at least one evaluation image in twenty.
     """
-    to_new, to_old = result.errors.e_on, result.errors.e_no
+    to_new, to_old = result.errors.e_on, result.errors.e_no or 0
     total = result.total_old + result.total_new
     gap = to_new - to_old
     if not result.total_old or abs(gap) <= 2 * math.sqrt(to_new + to_old) or abs(gap) < 0.05 * total:
         return None
-    favoured, others = ("new", "old") if gap > 0 else ("old", "new")
-    predicted, true = result.total_new + gap, result.total_new
-    if favoured == "old":
-        predicted, true = total - predicted, total - true
+    favoured, others, true = ("new", "old", result.total_new) if gap > 0 else ("old", "new", result.total_old)
     return (
-        f"the model favours {favoured} classes: it predicts them for {predicted / total:.0%} of the held-out images, "
-        f"but only {true / total:.0%} belong to them ({max(to_new, to_old)} {others} images predicted as {favoured} "
-        f"classes, {min(to_new, to_old)} the other way)"
+        f"the model favours {favoured} classes: it predicts them for {(true + abs(gap)) / total:.0%} of the held-out "
+        f"images, but only {true / total:.0%} belong to them ({max(to_new, to_old)} {others} images predicted as "
+        f"{favoured} classes, {min(to_new, to_old)} the other way)"
     )

@@ -18,7 +18,7 @@ from equipoise.data.stream import Step
 from equipoise.errors import RunError
 from equipoise.learn.backbones.base import disabled
 from equipoise.learn.inference import InferencePass
-from equipoise.learn.loop import Loss, TrainingLoop
+from equipoise.learn.loop import Loss, Stage, TrainingLoop
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
@@ -94,7 +94,7 @@ class Fit:
         if parameters is None:
             parameters = (p for p in self.method.parameters() if p.requires_grad)
         schedule = (schedule or self.schedule).for_step(self.step.index)
-        self.loop.run(images, loss or self.method.loss, schedule, list(parameters), name, augment, frozen)
+        self.loop.run(Stage(images, loss or self.method.loss, schedule, list(parameters), name, augment, frozen))
 
     # ---- passes over images
 

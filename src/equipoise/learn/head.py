@@ -59,33 +59,27 @@ class Head(nn.Module):
     @torch.no_grad()
     def grow(self, count: int, reinit: bool = False) -> None:
         """Add ``count`` randomly initialised rows; ``reinit`` initialises the old ones again too."""
-        old = len(self.weight)
-        weight = self._random(old + count, self.features)
-        if not reinit:
-            weight[:old] = self.weight
-        self.weight = nn.Parameter(weight)
-        if self.bias is not None:
-            bias = self._random(old + count)
+        bound = 1 / math.sqrt(self.features)  # torch's own initialisation of linear layers, and the WA authors'
+        for name, old in self._rows():
+            grown = torch.empty(len(old) + count, *old.shape[1:], device=old.device).uniform_(-bound, bound)
             if not reinit:
-                bias[:old] = self.bias
-            self.bias = nn.Parameter(bias)
+                grown[: len(old)] = old
+            setattr(self, name, nn.Parameter(grown))
 
     @torch.no_grad()
     def keep_classes(self, classes: Tensor) -> None:
         """Keep only the rows of ``classes``, in that order."""
-        self.weight = nn.Parameter(self.weight[classes])
-        if self.bias is not None:
-            self.bias = nn.Parameter(self.bias[classes])
+        for name, rows in self._rows():
+            setattr(self, name, nn.Parameter(rows[classes]))
 
     def resize(self, rows: int, features: int) -> None:
         """Take the given shape, with undefined values: a state is about to be loaded."""
         if (rows, features) != tuple(self.weight.shape):
-            device, self.features, trained = self.weight.device, features, self.weight.requires_grad
-            self.weight = nn.Parameter(torch.empty(rows, features, device=device), trained)
-            if self.bias is not None:
-                self.bias = nn.Parameter(torch.empty(rows, device=device), trained)
+            self.features = features
+            for name, old in self._rows():
+                shape = (rows, features)[: old.dim()]
+                setattr(self, name, nn.Parameter(old.new_empty(shape), old.requires_grad))
 
-    def _random(self, *shape: int) -> Tensor:
-        """Draw uniformly from ±1/√features, torch's own initialisation of linear layers and the WA authors'."""
-        bound = 1 / math.sqrt(self.features)
-        return torch.empty(shape, device=self.weight.device).uniform_(-bound, bound)
+    def _rows(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters that have one row per class."""
+        return [(name, rows) for name in ("weight", "bias") if (rows := getattr(self, name)) is not None]

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from equipoise.core import distributed
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.base import disabled
-from equipoise.learn.method import Method
+from equipoise.learn.method import ForwardOf, Method
 
 
 @dataclass(eq=False)
@@ -81,11 +81,12 @@ def mean_over_images(
     ``batches`` are this process's images, each with a uniform random number, the ``draw``.
     """
     method.eval()
-    weights = {name: weight.detach() for name, weight in method.named_parameters()}
-    buffers = dict(method.named_buffers())
+    net = ForwardOf(method, method.logits)
+    weights = {name: weight.detach() for name, weight in net.named_parameters()}
+    buffers = dict(net.named_buffers())
 
     def of_one(weights: dict[str, Tensor], image: Tensor, draw: Tensor) -> Tensor:
-        logits = functional_call(_Logits(method), _prefixed(weights | buffers), (image[None],))
+        logits = functional_call(net, weights | buffers, (image[None],))
         return scalar(logits[0], draw)
 
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -97,19 +98,5 @@ def mean_over_images(
         for name, gradients in each.items():
             total[name] += measure(gradients).sum(0)
     images = int(distributed.all_reduce_sum(count))
-    return {name.replace(".", "_"): distributed.all_reduce_sum(value) / images for name, value in total.items()}
-
-
-class _Logits(nn.Module):
-    """The method's logits as a forward pass, for ``functional_call``."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.method.logits(x)
-
-
-def _prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"method.{name}": value for name, value in tensors.items()}
+    mean = {name: distributed.all_reduce_sum(value) / images for name, value in total.items()}
+    return {name.removeprefix("method.").replace(".", "_"): value for name, value in mean.items()}

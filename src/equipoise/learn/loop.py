@@ -18,7 +18,7 @@ from equipoise.data.augment import Augment
 from equipoise.data.images import Images, read_ahead
 from equipoise.data.stream import Step
 from equipoise.errors import RunError
-from equipoise.learn.method import Method
+from equipoise.learn.method import ForwardOf, Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.stage import StageState, StageStore, TrainListener, capture, damaged_step, restore
@@ -27,6 +27,19 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 CHUNK = 2**20
 """Values augmented at a time: 4 MB of floats, about 340 images of 32×32."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training stage; see ``Fit.train``."""
+
+    images: Images
+    loss: Loss
+    schedule: Schedule
+    parameters: list[nn.Parameter]
+    name: str
+    augment: bool
+    frozen: bool
 
 
 @dataclass
@@ -48,34 +61,24 @@ class TrainingLoop:
     """The part of ``seconds`` from before the last interruption."""
     images_seen: int = field(default=0, init=False)
 
-    def run(
-        self,
-        images: Images,
-        loss: Loss,
-        schedule: Schedule,
-        parameters: list[nn.Parameter],
-        name: str,
-        augment: bool,
-        frozen: bool,
-    ) -> None:
-        """Train one stage on ``images``; see ``Fit.train``."""
-        stage, self.stages = self.stages, self.stages + 1
-        optimizer = schedule.make_optimizer(parameters)
-        done = distributed.broadcast(lambda: self.store.load(stage))
-        if done is not None:
+    def run(self, stage: Stage) -> None:
+        """Train one stage, or the rest of it."""
+        number, self.stages, schedule = self.stages, self.stages + 1, stage.schedule
+        optimizer = schedule.make_optimizer(stage.parameters)
+        done = distributed.broadcast(lambda: self.store.load(number)) or StageState(0, 0.0, {})
+        if done.epochs:
             self._restore(done, optimizer)
-            self.seconds += done.seconds
-            self.resumed_seconds += done.seconds
-        start = done.epochs if done is not None else 0
-        spent = done.seconds if done is not None else 0.0
-        shown = len(epoch_rows(self.method, self.step, images, schedule))
-        self.listener.stage(name, schedule.epochs, shown, start)
+        spent = done.seconds
+        self.seconds += spent
+        self.resumed_seconds += spent
+        shown = len(epoch_rows(self.method, self.step, stage.images, schedule))
+        self.listener.stage(stage.name, schedule.epochs, shown, done.epochs)
         self.images_seen += schedule.epochs * shown
-        shared_loss = _data_parallel(self.method, loss, self.runtime)
-        for epoch in range(start, schedule.epochs):
+        loss = _data_parallel(self.method, stage.loss, self.runtime)
+        for epoch in range(done.epochs, schedule.epochs):
             started = time.perf_counter()
-            self.method.train(not frozen)
-            mean = self._epoch(images, shared_loss, schedule, optimizer, augment, (*self.key, stage), epoch)
+            self.method.train(not stage.frozen)
+            mean = self._epoch(stage, loss, optimizer, (*self.key, number), epoch)
             if not math.isfinite(mean):
                 what = f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}"
                 raise distributed.report_once(RunError(f"{what}: lower train.lr (now {schedule.lr:g})"))
@@ -83,9 +86,9 @@ class TrainingLoop:
             spent, self.seconds = spent + took, self.seconds + took
             if distributed.is_main():
                 with self.method.timer("checkpoint"):
-                    self.store.save(stage, StageState(epoch + 1, spent, capture(self.method, optimizer)))
+                    self.store.save(number, StageState(epoch + 1, spent, capture(self.method, optimizer)))
             self.listener.epoch(epoch + 1, mean, schedule.lr_at(epoch + 1))
-        seed_everything(*self.key, stage, "after")  # the same whether the stage was trained or restored
+        seed_everything(*self.key, number, "after")  # the same whether the stage was trained or restored
 
     def _restore(self, done: StageState, optimizer: torch.optim.Optimizer) -> None:
         try:
@@ -96,16 +99,7 @@ class TrainingLoop:
             reason = (str(error).splitlines() or ["?"])[0]
             raise distributed.report_once(damaged_step(done.where, reason)) from error
 
-    def _epoch(
-        self,
-        images: Images,
-        loss: Loss,
-        schedule: Schedule,
-        optimizer: torch.optim.Optimizer,
-        augment: bool,
-        key: Key,
-        epoch: int,
-    ) -> float:
+    def _epoch(self, stage: Stage, loss: Loss, optimizer: torch.optim.Optimizer, key: Key, epoch: int) -> float:
         """Make one pass over the images and return the mean loss.
 
         Every process knows all batches and trains on its shard of each. So batches and augmentation do not depend on
@@ -113,14 +107,14 @@ class TrainingLoop:
         """
         random = generator(*key, "epoch", epoch)
         seed_everything(*key, "epoch", epoch, "process", distributed.rank())
-        method, runtime = self.method, self.runtime
+        method, runtime, images, schedule = self.method, self.runtime, stage.images, stage.schedule
         shown = epoch_rows(method, self.step, images, schedule)
         places = _shuffled_batches(len(shown), schedule.batch_size, random)
         batches = [shown[place] for place in places]
         size = schedule.size_at(epoch, images.store.shape[1])
         flips = self.augment.flip_draws(len(shown), epoch, generator(*key, "mirror"))
         batch_flips = [None if flips is None else flips[place] for place in places]
-        pixels_of = self._batch_pixels(images, batches, random if augment else None, batch_flips, size)
+        pixels_of = self._batch_pixels(images, batches, random if stage.augment else None, batch_flips, size)
         total = torch.zeros((), device=runtime.device)
         for number, (batch, pixels) in enumerate(zip(batches, pixels_of, strict=True)):
             x, y = runtime.move(pixels), runtime.move(images.labels[distributed.shard(batch)])
@@ -188,17 +182,6 @@ def _shuffled_batches(count: int, size: int, random: torch.Generator) -> list[Te
     return batches
 
 
-class _LossModule(nn.Module):
-    """A loss as a forward pass, which DistributedDataParallel can wrap."""
-
-    def __init__(self, method: Method, loss: Loss) -> None:
-        super().__init__()
-        self.method, self.loss = method, loss
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(x, y)
-
-
 def _data_parallel(method: Method, loss: Loss, runtime: Runtime) -> Loss:
     """Return the loss with gradients averaged over all processes."""
     if distributed.world_size() == 1:
@@ -208,7 +191,7 @@ def _data_parallel(method: Method, loss: Loss, runtime: Runtime) -> Loss:
     with distributed.peer_errors(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renames broadcast_buffers; older ones need it
         return DistributedDataParallel(
-            _LossModule(method, loss),
+            ForwardOf(method, loss),
             device_ids=None if device.type == "cpu" else [device],
             broadcast_buffers=False,  # batch-norm statistics are averaged once per epoch instead
             find_unused_parameters=True,  # a stage may train a part of the network only

@@ -37,6 +37,17 @@ class Variant(dict[str, Any]):
         self.about = about
 
 
+class ForwardOf(nn.Module):
+    """A function of a method as a forward pass, which DistributedDataParallel and ``functional_call`` need."""
+
+    def __init__(self, method: nn.Module, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.method, self.function = method, function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+
 @dataclass(eq=False)
 class Method(nn.Module):
     """Plain training with cross-entropy. Subclasses override the hooks in which they differ.

@@ -70,17 +70,15 @@ class Schedule:
     """Use sizes in the first step only: teachers predict badly on small images, and the filters forget large ones."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("first_epochs", 1), ("exemplar_repeats", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"train.{name} must be at least {least}, got {value}")
+        if self.batch_size < 2:
+            raise UsageError(f"train.batch_size must be at least 2 for batch norm, got {self.batch_size}")
         limits = {"epochs": 10**9, "first_epochs": 10**9, "exemplar_repeats": 10**4, "batch_size": 2**24}
         for name, most in limits.items():
             value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"train.{name} must be at least 1, got {value}")
             if value is not None and value > most:  # more would only fill the memory, or overflow
                 raise UsageError(f"train.{name} must be at most {most:,}, got {value:,}")
-        if self.batch_size < 2:
-            raise UsageError(f"train.batch_size must be at least 2 for batch norm, got {self.batch_size}")
         for name in ("lr", "conv_lr", "head_lr"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"train.{name} must be positive, got {getattr(self, name)}")
@@ -131,6 +129,11 @@ class Schedule:
         changes.setdefault("milestones", ())
         return dataclasses.replace(self, **once, sizes=(1.0,), size_milestones=(), **changes)
 
+    @staticmethod
+    def adam(**changes: Any) -> Schedule:
+        """Return the schedule of a stage of its own: Adam with a constant learning rate, with the given changes."""
+        return Schedule(optimizer="adam", lr_schedule="constant", weight_decay=0.0, **changes)
+
     def size_at(self, epoch: int, full: int) -> int:
         """Return the side of the training images in an epoch, from 0, if their full side is ``full``.
 
@@ -170,17 +173,11 @@ class Schedule:
         """Return the optimizer for the given parameters."""
         if self.optimizer == "muon":
             return Muon(self._groups(parameters), self.lr, self.momentum, self.weight_decay)
+        common: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": True}
         if self.optimizer in ("adam", "adamw"):
             kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-            return kind(parameters, self.lr, (self.momentum, 0.999), weight_decay=self.weight_decay, fused=True)
-        return torch.optim.SGD(
-            parameters,
-            self.lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            fused=True,
-        )
+            return kind(parameters, betas=(self.momentum, 0.999), **common)
+        return torch.optim.SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **common)
 
     def _groups(self, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
         """Split parameters into convolutions, matrices and the rest, each with its learning-rate factor."""

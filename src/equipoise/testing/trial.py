@@ -13,10 +13,9 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.sources import load
 from equipoise.engine.recipes import resolve
 from equipoise.engine.settings import Settings
-from equipoise.engine.step import learn_step
+from equipoise.engine.step import begin_step, finish_step
 from equipoise.learn.inference import same_tensors as same
 from equipoise.learn.method import Method
-from equipoise.learn.stage import TrainListener
 from equipoise.methods.registry import lookup
 from equipoise.study.experiment import Experiment
 
@@ -63,32 +62,20 @@ def state_of(method: Method) -> State:
     return {name: value.clone() for name, value in method.state_dict().items()}
 
 
-class TeacherRecorder(TrainListener):
-    """Records the teacher when the main training starts."""
-
-    def __init__(self, method: Method) -> None:
-        self.method = method
-        self.teacher: State | None = None
-
-    def stage(self, name: str, epochs: int, images: int, done: int) -> None:
-        if name == "train" and self.method.teacher is not None:
-            self.teacher = state_of(self.method.teacher)
-
-
 def learn(experiment: Experiment, index: int) -> None:
     """Learn one step and check what can be seen while it is learned."""
     learner, step = experiment.learner, experiment.stream[index]
     name, method = experiment.settings.method, learner.method
-    recorder = TeacherRecorder(method)
-
-    def check_teacher() -> None:
-        wanted = bool(step.old and method.uses_teacher)
-        assert wanted == (method.teacher is not None), f"{name}: there is {'no' if wanted else 'an unwanted'} teacher"
-        if method.teacher is not None and recorder.teacher is not None:
-            unchanged = same(state_of(method.teacher), recorder.teacher)
-            assert unchanged, f"{name}: the teacher changed during step {index}"
-
-    learn_step(learner.fit(step, experiment.training_images(step), recorder), check_teacher)
+    fit = learner.fit(step, experiment.training_images(step))
+    begin_step(fit)
+    teacher = None if method.teacher is None else state_of(method.teacher)
+    if fit.images is not None:
+        fit.train(fit.images)
+    wanted = bool(step.old and method.uses_teacher)
+    assert wanted == (method.teacher is not None), f"{name}: there is {'no' if wanted else 'an unwanted'} teacher"
+    if method.teacher is not None and teacher is not None:
+        assert same(state_of(method.teacher), teacher), f"{name}: the teacher changed during step {index}"
+    finish_step(fit)
     assert len(learner.memory) <= learner.memory.size, f"{name}: the memory holds more than its size"
     check_predictions(experiment, index)
 

@@ -65,10 +65,10 @@ class Architecture:
         check_backbone(self.name)
         if self.input_size is not None and self.shape[1:] == (1, 1):
             raise UsageError("net.input_size is for images, not for rows of features: remove it")
-        net = self._timm_net() if self.name.startswith("timm:") else self._own_net(final_relu)
+        net = self._configure(self._timm_net() if self.name.startswith("timm:") else self._own_net(final_relu))
         if self.weights is not None:
             load_weights(net, self.weights)
-        return self._configure(net.freeze() if self.frozen else net)
+        return net.freeze() if self.frozen else net
 
     def configure(self, net: T) -> T:
         """Apply the common options to a network that a method builds itself."""
@@ -83,10 +83,7 @@ class Architecture:
     def _timm_net(self) -> Backbone:
         from equipoise.learn.backbones.timm_net import TimmNet
 
-        channels, height, _ = self.shape
-        net = TimmNet(self.name.removeprefix("timm:"), channels, self.input_size or height)
-        net.input_size = self.input_size
-        return net
+        return TimmNet(self.name.removeprefix("timm:"), self.shape[0], self.input_size or self.shape[1])
 
     def _own_net(self, final_relu: bool) -> Backbone:
         net = BACKBONES[self.name](self.shape[0], final_relu)

@@ -42,8 +42,7 @@ class PreActResNet(Backbone):
             self.groups.append(nn.Sequential(first, *(PreActBlock(width, width, 1) for _ in range(blocks - 1))))
         self.bn = nn.BatchNorm2d(widths[-1])
         self.final_relu = final_relu
-        self.width = widths[-1]
-        self.map_widths = list(widths)
+        self.width, self.map_widths = widths[-1], list(widths)
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         x = self.stem(x)
@@ -62,8 +61,5 @@ def resnet18(channels: int, final_relu: bool = True) -> PreActResNet:
 
     As in the WA authors' code the stem is a bare 7×7 convolution and a max-pool: the first block activates.
     """
-    stem = nn.Sequential(
-        nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False),
-        nn.MaxPool2d(3, 2, padding=1),
-    )
+    stem = nn.Sequential(nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False), nn.MaxPool2d(3, 2, padding=1))
     return PreActResNet(stem, (64, 128, 256, 512), 2, final_relu)

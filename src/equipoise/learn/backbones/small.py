@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,13 +16,10 @@ class SmallNet(Backbone):
 
     def __init__(self, channels: int, widths: Sequence[int] = (16, 32, 64, 128), final_relu: bool = True) -> None:
         super().__init__()
-        ends = list(widths)
-        starts = [channels, *ends[:-1]]
-        self.convs = nn.ModuleList(conv3x3(i, o) for i, o in zip(starts, ends, strict=True))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(o) for o in ends)
+        self.convs = nn.ModuleList(conv3x3(i, o) for i, o in pairwise((channels, *widths)))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(o) for o in widths)
         self.final_relu = final_relu
-        self.width = ends[-1]
-        self.map_widths = ends
+        self.width, self.map_widths = widths[-1], list(widths)
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         stages = []
