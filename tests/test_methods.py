@@ -201,7 +201,7 @@ def test_eeil_noise_has_the_deviation_of_the_paper_divided_by_the_batch_size() -
     method = make("eeil")
     assert isinstance(method, EEIL)
     method.weight = nn.Parameter(torch.zeros(200_000))
-    method.batch = 50
+    method.key, method.batch = (), 50
     for update in (0, 9):
         method.updates.fill_(update)
         method.weight.grad = torch.zeros(200_000)

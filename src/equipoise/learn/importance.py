@@ -21,6 +21,7 @@ class ImportanceMethod(Method):
 
     rehearsal = "none"
     stores = "an importance and an anchor per weight"
+    per_class = ("importance_head_weight", "anchor_head_weight", "importance_head_bias", "anchor_head_bias")
 
     strength: float = 1.0
     """Weight of the penalty."""
@@ -50,14 +51,6 @@ class ImportanceMethod(Method):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         loss = super().loss(x, y)
         return loss + self.strength * self.penalty() if self.old else loss
-
-    def keep_classes(self, classes: Tensor) -> None:
-        super().keep_classes(classes)
-        for kind in ("importance", "anchor"):
-            for name in ("head_weight", "head_bias"):
-                known = getattr(self, f"{kind}_{name}", None)
-                if known is not None:
-                    setattr(self, f"{kind}_{name}", known[classes])
 
     def consolidate(self, importance: dict[str, Tensor]) -> None:
         """Add a step's importances to the stored ones, and make the current weights the anchors."""

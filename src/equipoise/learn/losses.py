@@ -24,6 +24,16 @@ def distillation_weight(old: int, new: int) -> float:
     return old / (old + new)
 
 
+def weighted_distill(
+    logits: Tensor, y: Tensor, teacher: Tensor, temperature: float = 2.0, weight: float | None = None
+) -> Tensor:
+    """Return (1 - λ) cross-entropy + λ distillation, Eq. 1 of the paper; ``weight`` is λ, if it is not the default."""
+    if weight is None:
+        old = teacher.shape[1]
+        weight = distillation_weight(old, logits.shape[1] - old)
+    return (1 - weight) * F.cross_entropy(logits, y) + weight * distill(logits, teacher, temperature)
+
+
 def distill_groups(logits: Tensor, teacher: Tensor, sizes: Sequence[int], temperature: float = 2.0) -> Tensor:
     """Distil each group of classes with a softmax of its own, summed over the groups."""
     sizes = [size for size in sizes if size]  # all classes of a step may have been forgotten

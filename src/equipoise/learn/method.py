@@ -72,14 +72,15 @@ class Method(nn.Module):
     """The backbone's features end in a ReLU."""
     reported_norm = 1
     """The weight norm that results report, 1 or 2."""
+    per_class: ClassVar[tuple[str, ...]] = ()
+    """Names of buffers with one row per class, for ``keep_classes``; one may be None or empty at times."""
 
     def __post_init__(self) -> None:
         super().__init__()
         self.teacher: Any = None  # a snapshot of the same class
         self.timer = Timer()
         self._check_fields()
-        self.sizes: Tensor
-        self.register_buffer("sizes", torch.zeros(0, dtype=torch.long))
+        self.sizes: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.long))
 
     def _check_fields(self) -> None:
         for name in (field.name for field in fields(self)):
@@ -151,6 +152,10 @@ class Method(nn.Module):
         self.head.keep_classes(classes)
         step_of = torch.repeat_interleave(self.sizes)
         self.sizes = torch.bincount(step_of[classes], minlength=len(self.sizes))
+        for name in self.per_class:
+            rows = getattr(self, name, None)
+            if rows is not None and len(rows):
+                setattr(self, name, rows[classes])
 
     def match_state(self, state: Mapping[str, Tensor]) -> None:
         """Bring this method into the shape that ``state`` has, just before it is loaded.

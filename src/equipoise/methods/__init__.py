@@ -21,7 +21,7 @@ from equipoise.learn.class_means import class_means, nearest_mean
 from equipoise.learn.fit import Fit
 from equipoise.learn.head import Head
 from equipoise.learn.importance import ImportanceMethod, mean_over_images
-from equipoise.learn.losses import distill, distill_groups, distillation_weight, sigmoid_distill
+from equipoise.learn.losses import distill, distill_groups, distillation_weight, sigmoid_distill, weighted_distill
 from equipoise.learn.method import Method, Variant
 from equipoise.learn.schedule import Schedule
 
@@ -59,5 +59,6 @@ __all__ = [
     "sigmoid_distill",
     "subset_mean",
     "unit_head",
+    "weighted_distill",
     "world_size",
 ]

@@ -7,18 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import (
-    Fit,
-    Images,
-    Method,
-    Schedule,
-    Step,
-    distill,
-    distillation_weight,
-    generator,
-    hold_out,
-    join,
-)
+from equipoise.methods import Fit, Images, Method, Schedule, Step, generator, hold_out, join, weighted_distill
 
 EVERY = 10
 """One exemplar in ten is used to fit α and β."""
@@ -66,11 +55,9 @@ class BiC(Method):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.logits(x)
-        loss = F.cross_entropy(logits, y)
         if self.teacher is None:
-            return loss
-        weight = distillation_weight(self.old, self.new)
-        return weight * distill(logits, self.teacher_predict(x), self.temperature) + (1 - weight) * loss  # Eq. 3
+            return F.cross_entropy(logits, y)
+        return weighted_distill(logits, y, self.teacher_predict(x), self.temperature)  # Eq. 3
 
     def classify(self, features: Tensor) -> Tensor:
         return self.correct(self.logits_from(features))
@@ -86,14 +73,7 @@ class BiC(Method):
         facts = {}
         if step.old and len(self.held) > len(self.held_new):
             self.pair.requires_grad_(True)
-            schedule = Schedule(
-                epochs=self.bias_epochs,
-                batch_size=128,
-                optimizer="adam",
-                lr=self.bias_lr,
-                lr_schedule="constant",
-                weight_decay=0.0,
-            )
+            schedule = Schedule.adam(epochs=self.bias_epochs, batch_size=128, lr=self.bias_lr)
             fit.train(self.held, self.bias_loss, schedule, [self.pair], "bias", augment=False, frozen=True)  # Eq. 5
             self.pair.requires_grad_(False)
             facts = {"alpha": self.pair[0].item(), "beta": self.pair[1].item()}

@@ -58,8 +58,7 @@ class DER(Method):
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        for frozen in list(self.backbones)[:-1]:
-            frozen.eval()
+        self.backbones[:-1].eval()  # they are frozen
         return self
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Key, Method, Schedule, Step, distill, distill_groups, seed_for
+from equipoise.methods import Fit, Method, Schedule, Step, distill, distill_groups, seed_for
 
 
 @dataclass(eq=False)
@@ -37,9 +37,7 @@ class EEIL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.updates: Tensor
-        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
-        self.key: Key = ()
+        self.updates: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)

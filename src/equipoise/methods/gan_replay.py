@@ -9,19 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from equipoise.methods import (
-    Architecture,
-    Augment,
-    Fit,
-    Head,
-    Images,
-    Method,
-    Schedule,
-    Step,
-    UsageError,
-    conv3x3,
-    join,
-)
+from equipoise.methods import Architecture, Fit, Head, Images, Method, Schedule, Step, UsageError, conv3x3, join
 
 CODE = 32
 """Length of a class's embedding."""
@@ -94,7 +82,7 @@ class GANReplay(Method):
     def begin(self, step: Step, fit: Fit) -> None:
         if step.old:
             count = max(1, round(self.replay_ratio * len(step.images) / step.new))
-            made = self.imagine(torch.arange(step.old).repeat_interleave(count), fit.augment)
+            made = self.imagine(torch.arange(step.old).repeat_interleave(count), fit)
             fit.images = join([step.images, made])
         super().begin(step, fit)
         self.codes.grow(step.new)
@@ -107,7 +95,7 @@ class GANReplay(Method):
         )
 
     @torch.no_grad()
-    def imagine(self, classes: Tensor, augment: Augment) -> Images:
+    def imagine(self, classes: Tensor, fit: Fit) -> Images:
         """Generate images of ``classes``, labelled by this model."""
         self.eval()
         pixels, labels = [], []
@@ -115,7 +103,7 @@ class GANReplay(Method):
             noise = torch.randn(len(wanted), self.noise, device=wanted.device)
             picture = self.generator(noise, self.codes.weight[wanted])
             made = ((picture + 1) * 127.5).round().to(torch.uint8)
-            labels.append(self.predict(augment.normalise(made)).argmax(1).cpu())
+            labels.append(self.predict(fit.augment.normalise(made)).argmax(1).cpu())
             pixels.append(made.cpu())
         return Images.of(torch.cat(pixels), torch.cat(labels))
 
@@ -128,15 +116,7 @@ class GANReplay(Method):
 
         parts = (self.generator, self.critic, self.codes)
         weights = [weight for part in parts for weight in part.requires_grad_(True).parameters()]
-        schedule = Schedule(
-            epochs=self.gan_epochs,
-            batch_size=64,
-            optimizer="adam",
-            lr=self.gan_lr,
-            lr_schedule="constant",
-            momentum=0.5,
-            weight_decay=0.0,
-        )
+        schedule = Schedule.adam(epochs=self.gan_epochs, batch_size=64, lr=self.gan_lr, momentum=0.5)
         fit.train(fit.images, gan_loss, schedule, weights, "generator", augment=False)
         return {}
 

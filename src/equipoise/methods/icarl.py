@@ -19,6 +19,7 @@ class ICaRL(LwFMC):
     corrects = True
     rehearsal = "memory"
     stores = "a mean per class"
+    per_class = ("means",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,11 +41,6 @@ class ICaRL(LwFMC):
         features = torch.cat([fit.features(exemplars), flipped])  # authors' code: flipped exemplars count too
         self.means = class_means(features, exemplars.labels.repeat(2), range(step.seen)).to(self.device)
         return {}
-
-    def keep_classes(self, classes: Tensor) -> None:
-        super().keep_classes(classes)
-        if self.means is not None:
-            self.means = self.means[classes]
 
     def classify(self, features: Tensor) -> Tensor:
         return self.logits_from(features) if self.means is None else nearest_mean(features, self.means)  # Alg. 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.methods import Fit, Method, Step
 
@@ -24,14 +24,13 @@ class IL2M(Method):
     variants: ClassVar = {"il2m": {}}
     corrects = True
     stores = "two numbers per class and one per step"
+    per_class = ("first", "now")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.first: Tensor  # mean score of each class when it was learned
-        self.now: Tensor  # and with the current model
-        self.confidence: Tensor  # mean top score of each step's model on its new classes
-        for name in ("first", "now", "confidence"):
-            self.register_buffer(name, torch.ones(0))
+        self.first: Tensor = nn.Buffer(torch.ones(0))  # mean score of each class when it was learned
+        self.now: Tensor = nn.Buffer(torch.ones(0))  # and with the current model
+        self.confidence: Tensor = nn.Buffer(torch.ones(0))  # mean top score of each step's model on its new classes
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)
@@ -39,21 +38,15 @@ class IL2M(Method):
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         probabilities = fit.map(step.images, lambda x: self.logits(x).softmax(1))
-        device = self.device
-        new = own_means(probabilities, step.images.labels, range(step.old, step.seen)).to(device)
-        self.confidence = torch.cat([self.confidence, probabilities.amax(1).mean()[None].to(device)])
+        new = own_means(probabilities, step.images.labels, range(step.old, step.seen)).to(self.device)
+        self.confidence = torch.cat([self.confidence, probabilities.amax(1).mean()[None].to(self.device)])
         self.first = torch.cat([self.first, new])
         old = fit.memory.images()  # as trained on; the memory is truncated later
         if not step.old or old is None:
             return {}
         scores = fit.map(old, lambda x: self.logits(x).softmax(1))
-        self.now = torch.cat([own_means(scores, old.labels, range(step.old)).to(device), new])
+        self.now = torch.cat([own_means(scores, old.labels, range(step.old)).to(self.device), new])
         return {}
-
-    def keep_classes(self, classes: Tensor) -> None:
-        super().keep_classes(classes)
-        self.first = self.first[classes]
-        self.now = self.now[classes] if len(self.now) else self.now
 
     def classify(self, features: Tensor) -> Tensor:
         scores = self.logits_from(features).softmax(1)

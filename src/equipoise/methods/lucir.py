@@ -33,18 +33,14 @@ class LUCIR(Method):
     def make_head(self, features: int) -> Head:
         return Head(features, kind="cosine", scale=1.0, learn_scale=True)
 
+    @torch.no_grad()
     def begin(self, step: Step, fit: Fit) -> None:
+        """Initialise a new class as its mean feature, scaled to the old classes' mean norm (authors' code)."""
         super().begin(step, fit)
         if step.old:
-            self.imprint(step, fit)
-
-    @torch.no_grad()
-    def imprint(self, step: Step, fit: Fit) -> None:
-        """Initialise a new class as its mean feature, scaled to the old classes' mean norm (authors' code)."""
-        images = step.images
-        means = class_means(fit.features(images), images.labels, range(step.old, step.seen))
-        length = self.head.weight[: step.old].norm(dim=1).mean()
-        self.head.weight[step.old :] = means.to(length.device) * length
+            means = class_means(fit.features(step.images), step.images.labels, range(step.old, step.seen))
+            length = self.head.weight[: step.old].norm(dim=1).mean()
+            self.head.weight[step.old :] = means.to(length.device) * length
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         features = self.features(x)

@@ -2,30 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Architecture, Backbone, Fit, Head, Method, Step, UsageError, distill
-
-
-class Snapshot(nn.Module):
-    """A backbone with a head on its features and an auxiliary one on the maps before them."""
-
-    def __init__(self, backbone: Backbone, head: Head, aux_head: Head) -> None:
-        super().__init__()
-        self.backbone, self.head, self.aux_head = backbone, head, aux_head
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return two_levels(self.backbone, self.head, self.aux_head, x)
-
-
-def two_levels(backbone: Backbone, head: Head, aux_head: Head, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits of both heads."""
-    maps = backbone.maps(x)
-    return head(backbone.pool(maps[-1])), aux_head(maps[-2].mean((2, 3)))
+from equipoise.methods import Architecture, Fit, Head, Method, Step, UsageError, distill
 
 
 @dataclass(eq=False)
@@ -63,13 +46,15 @@ class M2KD(Method):
                 if isinstance(part, Head):
                     part.resize(*state["weight"].shape)
                 part.load_state_dict(state)
-            self.snapshots.append(snapshot.requires_grad_(False).eval())
+            self.snapshots.append(snapshot)
         super().begin(step, fit)
         self.aux_head.grow(step.new)
 
-    def new_snapshot(self) -> Snapshot:
-        heads = Head(self.head.features), Head(self.aux_head.features)
-        return Snapshot(self.architecture(self.final_relu), *heads).to(self.device)
+    def new_snapshot(self) -> nn.ModuleDict:
+        """Return a frozen network with both heads, whose state is about to be loaded."""
+        heads = {"head": Head(self.head.features), "aux_head": Head(self.aux_head.features)}
+        snapshot = nn.ModuleDict({"backbone": self.architecture(self.final_relu), **heads})
+        return snapshot.to(self.device).requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -84,11 +69,11 @@ class M2KD(Method):
 
     def match_state(self, state: Mapping[str, Tensor]) -> None:
         while len(self.snapshots) < len(state["sizes"]) - 1:
-            self.snapshots.append(self.new_snapshot().requires_grad_(False).eval())
+            self.snapshots.append(self.new_snapshot())
         super().match_state(state)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        levels = two_levels(self.backbone, self.head, self.aux_head, x)
+        levels = two_levels(self, x)
         high, low = (F.cross_entropy(logits, y) for logits in levels)
         start = 0
         for snapshot, size in zip(self.snapshots, self.steps, strict=False):
@@ -97,7 +82,13 @@ class M2KD(Method):
             if not size:  # all of them were forgotten
                 continue
             with torch.no_grad():
-                target = snapshot(x)
+                target = two_levels(snapshot, x)
             high = high + self.kd_weight * distill(levels[0][:, own], target[0][:, own], self.temperature)
             low = low + self.kd_weight * distill(levels[1][:, own], target[1][:, own], self.temperature)
         return high + self.aux_weight * low
+
+
+def two_levels(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits of the head on the features and of the auxiliary one on the maps before them."""
+    maps = net.backbone.maps(x)
+    return net.head(net.backbone.pool(maps[-1])), net.aux_head(maps[-2].mean((2, 3)))

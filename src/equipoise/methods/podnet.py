@@ -29,15 +29,11 @@ class ProxyHead(Head):
         rows = classes[:, None] * self.proxies + torch.arange(self.proxies, device=classes.device)
         super().keep_classes(rows.flatten())
 
-    def similarities(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Eq. 9: ŷ_c = Σ_k s_ck <θ_ck, h>, with s a softmax over the class's proxies."""
         cosines = self.sharpness * F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))
         cosines = cosines.unflatten(1, (-1, self.proxies))
-        weighted: Tensor = (cosines.softmax(2) * cosines).sum(2)
-        return weighted
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.scale * self.similarities(x)
+        logits: Tensor = self.scale * (cosines.softmax(2) * cosines).sum(2)
         return logits
 
 
@@ -82,26 +78,23 @@ class PODNet(Method):
     def weight_norms(self, norm: int) -> None:
         """Return None: a class has several rows."""
 
-    def begin(self, step: Step, fit: Fit) -> None:
-        super().begin(step, fit)
-        if step.old:
-            self.imprint(step, fit)
-
     @torch.no_grad()
-    def imprint(self, step: Step, fit: Fit) -> None:
+    def begin(self, step: Step, fit: Fit) -> None:
         """Initialise the proxies of a new class as cluster centres of its features (Sec. 3.3)."""
+        super().begin(step, fit)
+        if not step.old:
+            return
         from sklearn.cluster import KMeans  # takes a second to import, and `equipoise predict` does not need it
 
         features = F.normalize(fit.features(step.images), dim=1)
         length = self.head.weight[: step.old * self.proxies].norm(dim=1).mean()
+        proxies = []
         for label in range(step.old, step.seen):
             mine = features[step.images.labels == label]
             clusters = KMeans(min(self.proxies, len(mine)), n_init=1, random_state=seed_for(*fit.key, label) % 2**32)
             centres = torch.from_numpy(clusters.fit(mine.numpy()).cluster_centers_).to(self.head.weight)
-            rows = torch.arange(self.proxies) % len(centres)
-            self.head.weight[label * self.proxies : (label + 1) * self.proxies] = length * F.normalize(
-                centres[rows], dim=1
-            )
+            proxies.append(F.normalize(centres[torch.arange(self.proxies) % len(centres)], dim=1))
+        self.head.weight[step.old * self.proxies :] = length * torch.cat(proxies)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         maps = self.backbone.maps(x)
@@ -140,10 +133,11 @@ class PODNet(Method):
 
 
 def pooled_distance(maps: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
-    """POD-spatial (Eq. 5), averaged over the stages: distance of squares summed along width and along height."""
-    distances = []
-    for now, then in zip(maps, before, strict=True):
-        pooled = [F.normalize(torch.cat([m.square().sum(3).flatten(1), m.square().sum(2).flatten(1)], 1), dim=1)
-                  for m in (now, then)]  # fmt: skip
-        distances.append((pooled[0] - pooled[1]).norm(dim=1).mean())
+    """POD-spatial (Eq. 5), averaged over the stages."""
+    distances = [(pooled(now) - pooled(then)).norm(dim=1).mean() for now, then in zip(maps, before, strict=True)]
     return torch.stack(distances).mean()
+
+
+def pooled(maps: Tensor) -> Tensor:
+    """Sum the squares along width and along height, and normalise."""
+    return F.normalize(torch.cat([maps.square().sum(3).flatten(1), maps.square().sum(2).flatten(1)], 1), dim=1)

@@ -9,18 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import (
-    Architecture,
-    Backbone,
-    Fit,
-    Images,
-    Method,
-    Step,
-    conv3x3,
-    distill,
-    generator,
-    initialise,
-)
+from equipoise.methods import Architecture, Backbone, Fit, Images, Method, Step, conv3x3, distill, generator, initialise
 
 
 class Residual(nn.Module):
@@ -52,10 +41,8 @@ class PathNet(Backbone):
             for inputs, outputs in pairwise((channels, *widths))
         )
         self.width, self.map_widths = widths[-1], list(widths)
-        self.fixed: Tensor
-        self.path: Tensor
-        self.register_buffer("fixed", torch.zeros(len(widths), parallel, dtype=torch.bool))
-        self.register_buffer("path", torch.zeros(len(widths), dtype=torch.long))
+        self.fixed: Tensor = nn.Buffer(torch.zeros(len(widths), parallel, dtype=torch.bool))
+        self.path: Tensor = nn.Buffer(torch.zeros(len(widths), dtype=torch.long))
         self.active = self.active_modules()
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:

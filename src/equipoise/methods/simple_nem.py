@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.methods import Fit, Method, Step, class_means, nearest_mean
 
@@ -17,11 +17,11 @@ class SimpleNEM(Method):
     variants: ClassVar = {"simple-nem": {}}
     rehearsal = "none"
     stores = "a mean per class"
+    per_class = ("means",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.means: Tensor
-        self.register_buffer("means", torch.zeros(0, 0))
+        self.means: Tensor = nn.Buffer(torch.zeros(0, 0))
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)
@@ -34,10 +34,6 @@ class SimpleNEM(Method):
         new = class_means(fit.features(images), images.labels, range(step.old, step.seen)).to(self.device)
         self.means = torch.cat([self.means, new]) if step.old else new
         return {}
-
-    def keep_classes(self, classes: Tensor) -> None:
-        super().keep_classes(classes)
-        self.means = self.means[classes]
 
     def classify(self, features: Tensor) -> Tensor:
         return nearest_mean(features, self.means)

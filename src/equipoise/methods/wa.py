@@ -6,18 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.methods import (
-    Fit,
-    Head,
-    Method,
-    Step,
-    UsageError,
-    Variant,
-    align_head,
-    distill,
-    distillation_weight,
-    unit_head,
-)
+from equipoise.methods import Fit, Head, Method, Step, UsageError, Variant, align_head, unit_head, weighted_distill
 
 
 def _variant(about: str, distill: bool, correction: str, unit_rows: bool = False) -> Variant:
@@ -78,11 +67,9 @@ class WA(Method):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.logits(x)
-        loss = F.cross_entropy(logits, y)  # Eq. 2
         if self.teacher is None:
-            return loss
-        weight = distillation_weight(self.old, self.new) if self.kd_weight is None else self.kd_weight
-        return (1 - weight) * loss + weight * distill(logits, self.teacher_predict(x), self.temperature)  # Eq. 1
+            return F.cross_entropy(logits, y)  # Eq. 2
+        return weighted_distill(logits, y, self.teacher_predict(x), self.temperature, self.kd_weight)  # Eq. 1
 
     def after_update(self) -> None:
         if self.clip:

@@ -42,32 +42,25 @@ def check_fields(name: str) -> None:
 
 def check_steps(trial: Trial) -> None:
     """Three steps: finite loss, unchanged teacher, memory within its size, valid predictions."""
-    experiment = trial.experiment()
-    for index in range(1, len(experiment.stream) + 1):
-        learn(experiment, index)
+    trial.learned(steps=3)
 
 
 def check_same_seed(trial: Trial) -> None:
     """The same seed gives the same bits, another seed does not."""
-    states = []
-    for seed in (0, 0, 1):
-        experiment = trial.experiment(seed)
-        learn(experiment, 1)
-        learn(experiment, 2)
-        states.append(state_of(experiment.learner.method))
+    states = [state_of(trial.learned(2, seed).learner.method) for seed in (0, 0, 1)]
     assert same(states[0], states[1]), f"{trial.name}: the same seed gave different weights"
     assert not same(states[0], states[2]), f"{trial.name}: another seed gave the same weights"
 
 
 def check_state_is_complete(trial: Trial) -> None:
     """A new method that loads ``state_dict`` predicts the same and continues to learn the same."""
-    one, two = trial.experiment(), trial.experiment()
-    for index in range(1, len(one.stream)):
+    one = two = trial.experiment()
+    for index in (1, 2):
         learn(one, index)
         two = copy_of(trial, one)
         assert torch.equal(predict_some(one), predict_some(two)), f"{trial.name}: predictions differ after loading"
-    learn(one, len(one.stream))
-    learn(two, len(one.stream))
+    learn(one, 3)
+    learn(two, 3)
     equal = same(state_of(one.learner.method), state_of(two.learner.method))
     assert equal, f"{trial.name}: training differs after loading"
 
@@ -112,10 +105,8 @@ def _final_state(settings: Settings, data: Dataset, directory: Path, listener: R
 
 def check_keep_classes(trial: Trial) -> None:
     """After ``keep_classes`` the remaining classes are predicted as before, and learning continues; or it refuses."""
-    experiment = trial.experiment()
+    experiment = trial.learned(2)
     learner = experiment.learner
-    learn(experiment, 1)
-    learn(experiment, 2)
     before = predict_some(experiment)
     stay = torch.tensor([0, 2, 3])
     try:
@@ -137,19 +128,13 @@ def check_keep_classes(trial: Trial) -> None:
 
 def check_extremes(trial: Trial) -> None:
     """Steps of one class, and classes of one image."""
-    single = trial.experiment(steps="1,1,2", classes=4)
-    for index in range(1, 4):
-        learn(single, index)
-    scarce = trial.experiment(images=1, steps="2,2", classes=4)
-    for index in (1, 2):
-        learn(scarce, index)
+    trial.learned(3, steps="1,1,2", classes=4)
+    trial.learned(2, images=1, steps="2,2", classes=4)
 
 
 def check_bf16(trial: Trial) -> None:
     """Backbones may compute in bfloat16; logits are float32, because a hundred classes need the precision."""
-    name, experiment = trial.name, dataclasses.replace(trial, precision="bf16").experiment()
-    for index in (1, 2):
-        learn(experiment, index)
+    name, experiment = trial.name, dataclasses.replace(trial, precision="bf16").learned(2)
     method = experiment.learner.method
     backbones = backbones_of(method)
     assert all(backbone.bf16 for backbone in backbones), f"{name}: a backbone was not made by the architecture"

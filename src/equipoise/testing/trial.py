@@ -51,6 +51,13 @@ class Trial:
     def experiment(self, seed: int = 0, images: int | None = None, **stream: Any) -> Experiment:
         return Experiment.prepare(self.settings(seed, **stream), self.data(images))
 
+    def learned(self, steps: int, seed: int = 0, images: int | None = None, **stream: Any) -> Experiment:
+        """Return an experiment that has learned some steps, each checked by ``learn``."""
+        experiment = self.experiment(seed, images, **stream)
+        for index in range(1, steps + 1):
+            learn(experiment, index)
+        return experiment
+
 
 def short_stages(name: str) -> dict[str, Any]:
     """Return small values for every field that counts epochs or samples."""

@@ -24,11 +24,9 @@ class Whitening(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.axes: Tensor
-        self.fitted: Tensor
         pixels = torch.eye(channels * self.SIDE**2).unflatten(1, (channels, self.SIDE, self.SIDE))
-        self.register_buffer("axes", torch.cat([pixels, -pixels]))
-        self.register_buffer("fitted", torch.tensor(False))
+        self.axes: Tensor = nn.Buffer(torch.cat([pixels, -pixels]))
+        self.fitted: Tensor = nn.Buffer(torch.tensor(False))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and not self.fitted:
