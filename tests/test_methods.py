@@ -31,7 +31,7 @@ from equipoise.methods.eeil import EEIL
 from equipoise.methods.ewc import EWC, drawn_log_likelihood
 from equipoise.methods.gan_replay import GANReplay
 from equipoise.methods.il2m import IL2M
-from equipoise.methods.m2kd import M2KD
+from equipoise.methods.m2kd import M2KD, two_levels
 from equipoise.methods.mas import MAS, squared_norm
 from equipoise.methods.podnet import PODNet, pooled_distance
 from equipoise.methods.registry import make, registry
@@ -643,7 +643,7 @@ def test_m2kd_distils_from_every_snapshot_at_two_levels() -> None:
     with torch.no_grad():
         maps = method.backbone.maps(x)
         levels = [array(method.head(maps[-1].mean((2, 3)))), array(method.aux_head(maps[-2].mean((2, 3))))]
-        targets = [[array(level) for level in snapshot(x)] for snapshot in method.snapshots]
+        targets = [[array(level) for level in two_levels(snapshot, x)] for snapshot in method.snapshots]
     expected = 0.0
     for level, weight in ((0, 1.0), (1, 0.5)):
         term = cross_entropy(levels[level], y)
@@ -761,6 +761,11 @@ class Broken(Method):
             return logits - logits.mean(0)
         return logits[:, 1:] if self.how == "classes" else logits
 
+    def end(self, step: Step, fit: Fit) -> dict[str, float]:
+        if self.how == "correction":
+            self.head.weight.data *= 0.5
+        return {}
+
     def predict(self, x: Tensor) -> Tensor:
         return -super().predict(x) if self.how == "predict" else super().predict(x)
 
@@ -771,6 +776,7 @@ class Broken(Method):
         ("teacher", "the teacher changed"),
         ("seed", "the same seed gave different weights"),
         ("state", "training differs after loading"),
+        ("correction", "end changes predictions, but corrects is false"),
         ("impure", "predict returns something else the second time"),
         ("batch", "a prediction depends on the other images of its batch"),
         ("predict", "predict differs from classify"),

@@ -48,19 +48,8 @@ class Learner:
         self, step: Step, images: Images, listener: TrainListener | None = None, store: StageStore | None = None
     ) -> Fit:
         """Return what the method works with in a step."""
-        settings = self.settings
-        return Fit(
-            self.method,
-            step,
-            images,
-            self.memory,
-            settings.train,
-            self.augment,
-            settings.runtime,
-            (settings.seed, "step", step.index),
-            listener or TrainListener(),
-            store or StageStore(),
-        )
+        train, runtime, key = self.settings.train, self.settings.runtime, (self.settings.seed, "step", step.index)
+        return Fit(self.method, step, images, self.memory, train, self.augment, runtime, key, listener, store)
 
     def learn(
         self,
@@ -91,10 +80,8 @@ def make_method(settings: Settings, shape: Shape, memory: Memory, pretrained: bo
     architecture = settings.architecture(shape, pretrained)
     smallest = min(settings.train.sizes)
     with preserve_rng():
-        if smallest < 1:
-            replace(
-                architecture.at(smallest), weights=None
-            )()  # fails now, not in mid-training, if the images would be too small
+        if smallest < 1:  # if the images would be too small, fail now, not in mid-training
+            replace(architecture.at(smallest), weights=None)()
         seed_everything(settings.seed, "build")
         method.build(architecture)
     settings.runtime.place(method)

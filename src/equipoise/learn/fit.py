@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -51,13 +51,12 @@ class Fit:
     augment: Augment
     runtime: Runtime
     key: Key
-    listener: TrainListener = field(default_factory=TrainListener)
-    store: StageStore = field(default_factory=StageStore)
+    listener: TrainListener | None = None
+    store: StageStore | None = None
 
     def __post_init__(self) -> None:
-        self.loop = TrainingLoop(
-            self.method, self.step, self.augment, self.runtime, self.key, self.listener, self.store
-        )
+        listener, store = self.listener or TrainListener(), self.store or StageStore()
+        self.loop = TrainingLoop(self.method, self.step, self.augment, self.runtime, self.key, listener, store)
         self._memory_updated = False
 
     def train(
@@ -103,11 +102,40 @@ class Fit:
         return InferencePass(self.method, images, self.augment, self.runtime)
 
     def map(self, images: Images, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``function(x)`` for all images: one row per image."""
+        """Return ``function(x)`` for all images, in evaluation mode and without gradients.
+
+        Parameters
+        ----------
+        images
+            The images, read without augmentation.
+        function
+            Takes a batch of normalised images and returns one row per image.
+
+        Returns
+        -------
+        Tensor
+            One row per image, float32 on the CPU.
+        """
         return self.over(images).map(function)
 
     def features(self, images: Images) -> Tensor:
-        """Return the features of all images: one row per image."""
+        """Return the features of all images.
+
+        Parameters
+        ----------
+        images
+            The images, read without augmentation.
+
+        Returns
+        -------
+        Tensor
+            N × D, one row per image, float32 on the CPU.
+
+        Raises
+        ------
+        RunError
+            If all features are zero, because the network has died.
+        """
         features = self.map(images, self.method.features)
         if not features.any():
             what = f"all features are zero after training step {self.step.index}"
@@ -117,7 +145,20 @@ class Fit:
         return features
 
     def accumulate(self, images: Images, statistic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Sum ``statistic(features, labels)`` over batches, as for a Gram matrix, without keeping all features."""
+        """Sum a statistic over batches, as for a Gram matrix, without keeping all features.
+
+        Parameters
+        ----------
+        images
+            The images, read without augmentation.
+        statistic
+            Takes the features and labels of a batch.
+
+        Returns
+        -------
+        Tensor
+            The sum over all batches of all processes.
+        """
         total: Tensor | None = None
         with torch.no_grad():
             for _, x, labels in self.over(images).batches():
@@ -130,7 +171,22 @@ class Fit:
         return distributed.all_reduce_sum(total.contiguous())
 
     def sample(self, images: Images, count: int, batch: int = 32) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this process's batches of ``count`` random images, each image with a uniform random number."""
+        """Yield this process's batches of random images, each image with a uniform random number.
+
+        Parameters
+        ----------
+        images
+            What to draw from, without replacement.
+        count
+            Number of images, over all processes.
+        batch
+            Images per batch.
+
+        Yields
+        ------
+        tuple of Tensor
+            Normalised images, and one number per image.
+        """
         random = generator(*self.key, "sample")
         chosen = torch.randperm(len(images), generator=random)[:count]
         numbers = torch.rand(len(chosen), generator=random)
@@ -141,12 +197,17 @@ class Fit:
     # ---- exemplars
 
     def update_memory(self, images: Images | None = None) -> Images | None:
-        """Select this step's exemplars with the current features; return all exemplars, old classes included.
+        """Truncate the memory to the new quota and select this step's exemplars with the current features.
 
         Parameters
         ----------
         images
             What to select from (default: all images of the new classes).
+
+        Returns
+        -------
+        Images or None
+            All exemplars, old classes included; None if there are none.
         """
         if not self._memory_updated:
             self._memory_updated = True
@@ -159,7 +220,10 @@ class Fit:
     def select_balanced(self) -> Images | None:
         """Return the old classes' exemplars and as many images of each new class, selected in the same way.
 
-        None in the first step or without a memory.
+        Returns
+        -------
+        Images or None
+            None in the first step or without a memory. The memory itself does not change.
         """
         old = self.memory.images()
         quota = self.memory.quota(self.step.old)

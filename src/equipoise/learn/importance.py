@@ -12,7 +12,8 @@ from torch.func import functional_call, grad, vmap
 from equipoise.core import distributed
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.base import disabled
-from equipoise.learn.method import ForwardOf, Method
+from equipoise.learn.loop import ForwardOf
+from equipoise.learn.method import Method
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from equipoise.data.augment import Augment
 from equipoise.data.images import Images, read_ahead
 from equipoise.data.stream import Step
 from equipoise.errors import RunError
-from equipoise.learn.method import ForwardOf, Method
+from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.stage import StageState, StageStore, TrainListener, capture, damaged_step, restore
@@ -180,6 +180,17 @@ def _shuffled_batches(count: int, size: int, random: torch.Generator) -> list[Te
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
+
+
+class ForwardOf(nn.Module):
+    """A function of a method as a forward pass, which DistributedDataParallel and ``functional_call`` need."""
+
+    def __init__(self, method: nn.Module, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.method, self.function = method, function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
 
 
 def _data_parallel(method: Method, loss: Loss, runtime: Runtime) -> Loss:

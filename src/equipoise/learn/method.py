@@ -37,17 +37,6 @@ class Variant(dict[str, Any]):
         self.about = about
 
 
-class ForwardOf(nn.Module):
-    """A function of a method as a forward pass, which DistributedDataParallel and ``functional_call`` need."""
-
-    def __init__(self, method: nn.Module, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.method, self.function = method, function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs)
-
-
 @dataclass(eq=False)
 class Method(nn.Module):
     """Plain training with cross-entropy. Subclasses override the hooks in which they differ.
@@ -105,27 +94,87 @@ class Method(nn.Module):
         self.head = self.make_head(self.backbone.width)
 
     def check(self, memory: Memory) -> None:
-        """Raise a UsageError for settings that cannot work, before anything is trained."""
+        """Raise an error for settings that cannot work, before anything is trained.
+
+        Parameters
+        ----------
+        memory
+            The empty memory, with its settings.
+
+        Raises
+        ------
+        UsageError
+            If the settings cannot work.
+        """
 
     def make_head(self, features: int) -> Head:
-        """Return the head, without any class yet."""
+        """Return the head, without any class yet.
+
+        Parameters
+        ----------
+        features
+            Number of features of the backbone.
+        """
         return Head(features)
 
     def begin(self, step: Step, fit: Fit) -> None:
-        """Prepare for a step, before training; ``self.teacher`` is set already. Default: grow the head."""
+        """Prepare for a step, before training; ``self.teacher`` is set already. Default: grow the head.
+
+        Parameters
+        ----------
+        step
+            Numbers of old and new classes, and the images of the new ones.
+        fit
+            What the step is trained with; ``fit.images`` may be replaced.
+        """
         self.head.grow(step.new)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of a batch of normalised images and labels."""
+        """Return the mean loss of a batch.
+
+        Parameters
+        ----------
+        x
+            Augmented and normalised images, N × C × H × W.
+        y
+            Their labels.
+
+        Returns
+        -------
+        Tensor
+            A scalar, the mean over the images.
+        """
         return F.cross_entropy(self.logits(x), y)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the features of a batch of images."""
+        """Return the features of a batch.
+
+        Parameters
+        ----------
+        x
+            Normalised images, N × C × H × W.
+
+        Returns
+        -------
+        Tensor
+            N × D, one row per image.
+        """
         features: Tensor = self.backbone(x)
         return features
 
     def logits_from(self, features: Tensor) -> Tensor:
-        """Return the head's logits, without any correction."""
+        """Return the head's logits, without any correction.
+
+        Parameters
+        ----------
+        features
+            N × D, as ``features`` returns them.
+
+        Returns
+        -------
+        Tensor
+            N × classes.
+        """
         logits: Tensor = self.head(features)
         return logits
 
@@ -136,18 +185,52 @@ class Method(nn.Module):
         """Change weights, after each optimizer step."""
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
-        """Finish a step, after training: align, fine-tune, estimate importances. Return figures to record."""
+        """Finish a step, after training: align, fine-tune, estimate importances.
+
+        Parameters
+        ----------
+        step
+            The step, as in ``begin``.
+        fit
+            Trains further stages, and selects exemplars.
+
+        Returns
+        -------
+        dict of str to float
+            Figures to record in the results, such as γ.
+        """
         return {}
 
     def classify(self, features: Tensor) -> Tensor:
-        """Return logits over exactly the classes seen, from features; must change nothing."""
+        """Return the logits that predictions are made from, corrections included; must change nothing.
+
+        Parameters
+        ----------
+        features
+            N × D, as ``features`` returns them.
+
+        Returns
+        -------
+        Tensor
+            N × classes, one column for each class seen.
+        """
         return self.logits_from(features)
 
     def keep_classes(self, classes: Tensor) -> None:
         """Keep only the given classes (sorted indices) and renumber them from 0.
 
-        Called between steps, when a class is forgotten or learned again. Override it if you store something per class;
-        raise a UsageError if a class cannot be removed.
+        Called between steps, when a class is forgotten or learned again. The default keeps the rows of the head and of
+        the buffers in ``per_class``. Override it if you store something else per class.
+
+        Parameters
+        ----------
+        classes
+            The classes that stay.
+
+        Raises
+        ------
+        UsageError
+            If a class cannot be removed.
         """
         self.head.keep_classes(classes)
         step_of = torch.repeat_interleave(self.sizes)
@@ -162,6 +245,11 @@ class Method(nn.Module):
 
         The default resizes all heads and this method's own buffers. Override it if modules are added while learning,
         and call the default at the end.
+
+        Parameters
+        ----------
+        state
+            What ``state_dict`` returned when the method was saved.
         """
         for name, module in self.named_modules():
             weight = state.get(f"{name}.weight")
@@ -173,7 +261,18 @@ class Method(nn.Module):
                 self._buffers[name] = torch.empty_like(value, device=self.device)
 
     def weight_norms(self, norm: int) -> Tensor | None:
-        """Return the norm of each class's weights, or None if the head does not have one row per class."""
+        """Return the norm of each class's weights, for reports.
+
+        Parameters
+        ----------
+        norm
+            1 or 2.
+
+        Returns
+        -------
+        Tensor or None
+            One value per class; None if the head does not have one row per class.
+        """
         return head_norms(self.head, norm)
 
     # ---- for use in hooks

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equipoise.core.signals import defer_signals
 from equipoise.errors import UsageError
-from equipoise.learn.backbones.base import Backbone
+from equipoise.learn.backbones.base import backbones_of
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Runtime:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         method.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         if self.compile:
-            for part in method.modules():
-                if isinstance(part, Backbone) and part._compiled_call_impl is None:
-                    part.compile()
+            for backbone in backbones_of(method):
+                if backbone._compiled_call_impl is None:
+                    backbone.compile()
 
 
 def processor() -> str:

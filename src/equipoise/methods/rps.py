@@ -148,16 +148,14 @@ class RPS(Method):
         cut = max(1, int(self.held_out * len(order)))
         held, rest = fit.images.select(order[:cut]), fit.images.select(order[cut:])
         schedule = fit.schedule.for_stage(epochs=self.trial_epochs, lr_schedule="constant")
-        start, best, most_correct = copy.deepcopy(self.state_dict()), None, -1
+        start, trials = copy.deepcopy(self.state_dict()), []
         for path in paths:
             self.load_state_dict(start)
             self.paths.path.copy_(path)
             self.paths.unfreeze_path()
             fit.train(rest, None, schedule, name="path")
-            correct = self.count_correct(held, fit)
-            if correct > most_correct:
-                best, most_correct = copy.deepcopy(self.state_dict()), correct
-        assert best is not None
+            trials.append((self.count_correct(held, fit), copy.deepcopy(self.state_dict())))
+        _, best = max(trials, key=lambda trial: trial[0])
         self.load_state_dict(best)
 
     def count_correct(self, images: Images, fit: Fit) -> int:

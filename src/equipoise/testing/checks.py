@@ -42,7 +42,7 @@ def check_fields(name: str) -> None:
 
 def check_steps(trial: Trial) -> None:
     """Three steps: finite loss, unchanged teacher, memory within its size, valid predictions."""
-    trial.learned(steps=3)
+    trial.learned(3)
 
 
 def check_same_seed(trial: Trial) -> None:

@@ -51,10 +51,10 @@ class Trial:
     def experiment(self, seed: int = 0, images: int | None = None, **stream: Any) -> Experiment:
         return Experiment.prepare(self.settings(seed, **stream), self.data(images))
 
-    def learned(self, steps: int, seed: int = 0, images: int | None = None, **stream: Any) -> Experiment:
-        """Return an experiment that has learned some steps, each checked by ``learn``."""
+    def learned(self, count: int, seed: int = 0, images: int | None = None, **stream: Any) -> Experiment:
+        """Return an experiment that has learned its first ``count`` steps, each checked by ``learn``."""
         experiment = self.experiment(seed, images, **stream)
-        for index in range(1, steps + 1):
+        for index in range(1, count + 1):
             learn(experiment, index)
         return experiment
 
@@ -82,7 +82,14 @@ def learn(experiment: Experiment, index: int) -> None:
     assert wanted == (method.teacher is not None), f"{name}: there is {'no' if wanted else 'an unwanted'} teacher"
     if method.teacher is not None and teacher is not None:
         assert same(state_of(method.teacher), teacher), f"{name}: the teacher changed during step {index}"
+    before = None
+    if step.old and fit.images is not None and not method.corrects:
+        mode = method.training
+        before = predict_some(experiment)
+        method.train(mode)
     finish_step(fit)
+    if before is not None:
+        assert torch.equal(before, predict_some(experiment)), f"{name}: end changes predictions, but corrects is false"
     assert len(learner.memory) <= learner.memory.size, f"{name}: the memory holds more than its size"
     check_predictions(experiment, index)
 
