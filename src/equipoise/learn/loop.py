@@ -113,8 +113,9 @@ class TrainingLoop:
         batches = [shown[place] for place in places]
         size = schedule.size_at(epoch, images.store.shape[1])
         flips = self.augment.flip_draws(len(shown), epoch, generator(*key, "mirror"))
-        batch_flips = [None if flips is None else flips[place] for place in places]
-        pixels_of = self._batch_pixels(images, batches, random if stage.augment else None, batch_flips, size)
+        # every process draws for whole batches, so that all stay in step
+        draws = (self.augment.draw(len(place), random, None if flips is None else flips[place]) for place in places)
+        pixels_of = self._batch_pixels(images, batches, draws if stage.augment else None, size)
         total = torch.zeros((), device=runtime.device)
         for number, (batch, pixels) in enumerate(zip(batches, pixels_of, strict=True)):
             x, y = runtime.move(pixels), runtime.move(images.labels[distributed.shard(batch)])
@@ -133,30 +134,21 @@ class TrainingLoop:
         return distributed.all_reduce_sum(total).item() / len(batches) / distributed.world_size()
 
     def _batch_pixels(
-        self,
-        images: Images,
-        batches: list[Tensor],
-        random: torch.Generator | None,
-        flips: list[Tensor | None],
-        size: int,
+        self, images: Images, batches: list[Tensor], draws: Iterator[Tensor] | None, size: int
     ) -> Iterator[Tensor]:
         """Yield this process's shard of each batch; several are made at once, as small ones cost mostly in calls."""
         channels, height, width = images.store.shape
         at_once = max(1, CHUNK // (len(distributed.shard(batches[0])) * channels * height * width))
 
         def make(first: int) -> Iterable[Tensor]:
-            group = batches[first : first + at_once]
-            shards = [distributed.shard(batch) for batch in group]
+            shards = [distributed.shard(batch) for batch in batches[first : first + at_once]]
             where = torch.cat(shards)
-            if random is None:
+            if draws is None:
                 pixels = self.augment.plain(images, where)
-            else:  # every process draws for whole batches, so that all stay in step
-                draws = [
-                    distributed.shard(self.augment.draw(len(batch), random, flip))
-                    for batch, flip in zip(group, flips[first:], strict=False)
-                ]
-                pixels = self.augment.batch(images, where, torch.cat(draws), size)
-            parts: tuple[Tensor, ...] = pixels.split([len(mine) for mine in shards])
+            else:
+                mine = torch.cat([distributed.shard(next(draws)) for _ in shards])
+                pixels = self.augment.batch(images, where, mine, size)
+            parts: tuple[Tensor, ...] = pixels.split([len(shard) for shard in shards])
             return parts
 
         starts = range(0, len(batches), at_once)

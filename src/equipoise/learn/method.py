@@ -68,10 +68,7 @@ class Method(nn.Module):
         super().__init__()
         self.teacher: Any = None  # a snapshot of the same class
         self.timer = Timer()
-        self._check_fields()
         self.sizes: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.long))
-
-    def _check_fields(self) -> None:
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
             if name.endswith("epochs") and value is not None and value < 1:

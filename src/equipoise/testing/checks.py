@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -87,11 +88,8 @@ def check_resume(trial: Trial) -> None:
         epochs = 10**9 - counter.left
         for after in range(1, epochs):
             directory = Path(folder) / str(after)
-            try:
+            with suppress(KeyboardInterrupt):
                 execute(settings, directory, lambda: data, StopAfter(after))
-            except KeyboardInterrupt:
-                pass
-            else:
                 raise AssertionError(f"{trial.name}: the run was not interrupted")
             again = _final_state(settings, data, directory, RunListener())
             assert same(whole, again), f"{trial.name}: it ended differently after an interruption in epoch {after}"
@@ -136,8 +134,8 @@ def check_bf16(trial: Trial) -> None:
     """Backbones may compute in bfloat16; logits are float32, because a hundred classes need the precision."""
     name, experiment = trial.name, dataclasses.replace(trial, precision="bf16").learned(2)
     method = experiment.learner.method
-    backbones = backbones_of(method)
-    assert all(backbone.bf16 for backbone in backbones), f"{name}: a backbone was not made by the architecture"
+    made = all(backbone.bf16 for backbone in backbones_of(method))
+    assert made, f"{name}: a backbone was not made by the architecture"
     logits = predict_some(experiment)
     assert logits.dtype == torch.float32, f"{name}: logits are {logits.dtype}, not float32"
     with disabled(method, "bf16"):

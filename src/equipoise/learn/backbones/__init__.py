@@ -65,7 +65,13 @@ class Architecture:
         check_backbone(self.name)
         if self.input_size is not None and self.shape[1:] == (1, 1):
             raise UsageError("net.input_size is for images, not for rows of features: remove it")
-        net = self._configure(self._timm_net() if self.name.startswith("timm:") else self._own_net(final_relu))
+        if self.name.startswith("timm:"):
+            from equipoise.learn.backbones.timm_net import TimmNet
+
+            made: Backbone = TimmNet(self.name.removeprefix("timm:"), self.shape[0], self.input_size or self.shape[1])
+        else:
+            made = self._own_net(final_relu)
+        net = self._configure(made)
         if self.weights is not None:
             load_weights(net, self.weights)
         return net.freeze() if self.frozen else net
@@ -79,11 +85,6 @@ class Architecture:
     def _configure(self, net: T) -> T:
         net.flip_tta, net.bf16, net.input_size = self.flip_tta, self.bf16, self.input_size
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-    def _timm_net(self) -> Backbone:
-        from equipoise.learn.backbones.timm_net import TimmNet
-
-        return TimmNet(self.name.removeprefix("timm:"), self.shape[0], self.input_size or self.shape[1])
 
     def _own_net(self, final_relu: bool) -> Backbone:
         net = BACKBONES[self.name](self.shape[0], final_relu)
