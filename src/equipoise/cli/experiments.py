@@ -54,6 +54,7 @@ def run(
         Show the steps and how long they would take, without running them.
     """
     from equipoise.engine.recipes import resolve
+    from equipoise.study.console import make_listener
     from equipoise.study.experiment import Experiment, default_directory, load_data
     from equipoise.study.process_group import RunTask, launch, process_layout
     from equipoise.study.trackers import make_trackers
@@ -61,24 +62,16 @@ def run(
     with errors_once():
         settings = resolve(dataset, method, options.recipe, seed, options.overrides())
         process_layout(settings.runtime)
-        make_trackers(options.track)
+        trackers = make_trackers(options.track)
     if dry_run:
         if is_main_process():
             _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json)
         return
     out = out or default_directory(settings)
     load = partial(load_data, settings, options.data_root)
-    launch(RunTask(settings, out, load, partial(_listener, json, quiet, options.track)))
+    launch(RunTask(settings, out, load, partial(make_listener, json, quiet), trackers))
     if is_main_process():
         _add_page(out, silent=json)
-
-
-def _listener(json: bool, quiet: bool, track: str) -> Any:
-    """Return the listeners of a run."""
-    from equipoise.study.console import ListenerGroup, make_listener
-    from equipoise.study.trackers import make_trackers
-
-    return ListenerGroup(make_listener(json, quiet), *make_trackers(track))
 
 
 def _add_page(directory: Path, silent: bool) -> None:
@@ -86,13 +79,12 @@ def _add_page(directory: Path, silent: bool) -> None:
     from equipoise.study.report import report
 
     try:
-        made = report(directory)
+        page = report(directory).page
+        if not silent:
+            print(f"report: {page}")
     except (EquipoiseError, OSError) as error:
         if not silent:
             print(f"no report: {error}", file=sys.stderr)
-        return
-    if not silent:
-        print(f"report: {made.page}")
 
 
 def _show_plan(experiment: Any, json: bool) -> None:

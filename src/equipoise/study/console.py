@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from equipoise.engine.progress import ProgressBar, duration
@@ -28,7 +26,7 @@ class RunStart:
     settings: Settings
     sizes: Sequence[int]
     """Classes of each step."""
-    loads: Sequence[int]
+    workloads: Sequence[int]
     """Images that each step will train on, over all epochs."""
     results: Sequence[StepResult]
     """Steps that are finished already."""
@@ -116,7 +114,7 @@ class RunTable(ProgressBar, RunListener):
                     f"  continuing the run in {escape(str(start.directory))} after step {len(results)}{more}"
                 )
             self._print_head()
-        self.start(start.loads, len(results))
+        self.start(start.workloads, len(results))
         for result in results:
             self.step(result)
 
@@ -174,6 +172,4 @@ def _figure(value: float | None) -> str:
 
 def make_listener(json_lines: bool, quiet: bool) -> RunListener:
     """Return the listener that ``equipoise run`` uses."""
-    if json_lines:
-        return JsonRunPrinter()
-    return RunTable(quiet, Console(file=sys.stdout, highlight=False))
+    return JsonRunPrinter() if json_lines else RunTable(quiet)

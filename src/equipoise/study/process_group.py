@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,11 +39,14 @@ from equipoise.engine.results import read_results
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, ReportedError, RunError, UsageError, describe_os_error
 from equipoise.learn.runtime import Runtime, keep_freed_memory
-from equipoise.study.console import RunListener
+from equipoise.study.console import ListenerGroup, RunListener
 from equipoise.study.experiment import RunResult, execute
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+for name in ("lightning_fabric.utilities", "torch.multiprocessing.spawn"):
+    logging.getLogger(name).setLevel(logging.ERROR)  # here, since Fabric logs before a new process calls our function
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,10 @@ class RunTask:
     settings: Settings
     directory: Path
     load: Callable[[], Dataset]
-    listener: Callable[[], RunListener]
-    """Makes the listener; called in the main process only."""
+    screen: Callable[[], RunListener] = RunListener
+    """Makes the listener that shows the progress; called in the main process only."""
+    listeners: Sequence[RunListener] = ()
+    """Further listeners, for the main process."""
 
 
 def launch(task: RunTask) -> RunResult:
@@ -154,7 +159,6 @@ def _fabric(runtime: Runtime, layout: LaunchEnv) -> Fabric:
     from lightning_fabric.plugins import environments
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    _silence_loggers()
     kind = torch.device(runtime.device)
     if kind.index is not None or kind.type not in ("cpu", "cuda"):
         raise UsageError(
@@ -175,14 +179,6 @@ def _fabric(runtime: Runtime, layout: LaunchEnv) -> Fabric:
         return Fabric(accelerator=kind.type, devices=layout.devices, num_nodes=layout.nodes, strategy=strategy)
     except Exception as error:  # Fabric has its own exception classes
         raise UsageError(f"{layout.devices} devices of type {kind.type} are not available here: {error}") from error
-
-
-def _silence_loggers() -> None:
-    for name in ("lightning_fabric.utilities", "torch.multiprocessing.spawn"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
-_silence_loggers()  # in a new process, Fabric logs before our function is called
 
 
 def _child(fabric: Fabric, function: Callable[[Fabric], object], messages: SimpleQueue[tuple[str, str]]) -> None:
@@ -223,11 +219,14 @@ def _leave(code: int) -> NoReturn:
 def _take_part(fabric: Fabric, task: RunTask) -> RunResult:
     """Do this process's part of a run."""
     runtime = task.settings.runtime
-    runtime = replace(runtime, device=str(fabric.device), threads=_threads(runtime, fabric.device))
+    threads = runtime.threads
+    if threads is None and fabric.device.type == "cpu":  # divide the cores of a machine among its processes
+        threads = max(1, (os.cpu_count() or 1) // runtime.devices)
+    runtime = replace(runtime, device=str(fabric.device), threads=threads)
     mine = replace(task, settings=replace(task.settings, runtime=runtime))
     is_main = distributed.is_main()
     try:
-        return _run(mine if is_main else replace(mine, listener=RunListener))
+        return _run(mine if is_main else RunTask(mine.settings, mine.directory, mine.load))
     except (distributed.LostPeerError, KeyboardInterrupt) as error:
         if is_main:
             raise
@@ -235,18 +234,11 @@ def _take_part(fabric: Fabric, task: RunTask) -> RunResult:
 
 
 def _run(task: RunTask) -> RunResult:
-    listener = task.listener()
+    listener = ListenerGroup(task.screen(), *task.listeners)
     try:
         return execute(task.settings, task.directory, task.load, listener)
     finally:
         listener.close()
-
-
-def _threads(runtime: Runtime, device: torch.device) -> int | None:
-    """Divide the cores of a machine among its processes."""
-    if runtime.threads is not None or device.type != "cpu":
-        return runtime.threads
-    return max(1, (os.cpu_count() or 1) // runtime.devices)
 
 
 def _explain(

@@ -15,9 +15,9 @@ from typing import Protocol
 from equipoise.data.dataset import Dataset
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError
-from equipoise.study import process_group
-from equipoise.study.console import ListenerGroup, RunListener
+from equipoise.study.console import RunListener
 from equipoise.study.experiment import RunResult, load_data
+from equipoise.study.process_group import RunTask, launch
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,13 @@ class Local:
         for index, job in enumerate(jobs):
             outcome: Outcome
             try:
-                outcome = process_group.launch(self._task(job, data, listener))
+                outcome = launch(self._task(job, data, listener))
             except EquipoiseError as error:
                 outcome = error
             yield index, outcome
 
-    def _task(self, job: Job, data: DataCache, listener: LaunchListener) -> process_group.RunTask:
-        load, make = partial(data.load, job.settings), partial(ListenerGroup, listener, *self.trackers)
+    def _task(self, job: Job, data: DataCache, listener: LaunchListener) -> RunTask:
         if job.settings.runtime.devices > 1:  # loaded data and the screen cannot be sent to other processes
             load = partial(load_data, job.settings, data.root)
-            make = partial(_group_listener, listener.group_listener, self.trackers)
-        return process_group.RunTask(job.settings, job.directory, load, make)
-
-
-def _group_listener(kind: type[RunListener], trackers: Sequence[RunListener]) -> ListenerGroup:
-    return ListenerGroup(kind(), *trackers)
+            return RunTask(job.settings, job.directory, load, listener.group_listener, self.trackers)
+        return RunTask(job.settings, job.directory, partial(data.load, job.settings), lambda: listener, self.trackers)

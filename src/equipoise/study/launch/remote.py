@@ -19,10 +19,9 @@ from equipoise.engine.checkpoint import read_stages
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, RunError, UsageError
 from equipoise.learn.runtime import keep_freed_memory
-from equipoise.study import process_group
-from equipoise.study.console import ListenerGroup, RunListener
 from equipoise.study.experiment import RunResult
 from equipoise.study.launch import DataCache, Job, LaunchListener, Outcome, Outcomes, RunStatus
+from equipoise.study.process_group import RunTask, launch
 from equipoise.study.report.runs import read_run
 from equipoise.study.trackers import make_trackers
 
@@ -82,8 +81,8 @@ def execute_order(order: RunOrder) -> str | None:
         if order.gpus:  # the machine that sent the order may have none
             settings = replace(settings, runtime=replace(settings.runtime, device="cuda"))
         _wait_until_free(directory)
-        load, listener = partial(_load, settings, order.data_root), partial(_trackers, order.track)
-        process_group.launch(process_group.RunTask(settings, directory, load, listener))
+        load, trackers = partial(_load, settings, order.data_root), make_trackers(order.track)
+        launch(RunTask(settings, directory, load, listeners=trackers))
     except EquipoiseError as error:
         return str(error)
     return None
@@ -94,10 +93,6 @@ _data = cache(DataCache)  # a process may execute several runs, one after anothe
 
 def _load(settings: Settings, root: Path | None) -> Dataset:
     return _data(root).load(settings)
-
-
-def _trackers(names: str) -> RunListener:
-    return ListenerGroup(*make_trackers(names))
 
 
 def _wait_until_free(directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +16,6 @@ ERRORS = {
     "e_oo": "old images predicted as other old classes, e(o,o)",
 }
 ERROR_COLOURS = ["#e9c46a", "#e76f51", "#5b8db8"]
-RUN, AFTER, BEFORE = "this run", "after the correction", "before the correction"
-PAPER, TRUE_SHARE = "paper", "test images of new classes"
-STROKES = {
-    RUN: ("#2a9d8f", [1, 0]),
-    AFTER: ("#2a9d8f", [1, 0]),
-    BEFORE: ("#e76f51", [6, 3]),
-    PAPER: ("#888888", [2, 3]),
-    TRUE_SHARE: ("#888888", [2, 3]),
-}
 HEIGHT, ROW = 280, 24
 
 
@@ -45,36 +36,29 @@ class Figure:
         return {**self.chart.to_dict(), "description": f"{self.title}. {self.caption}"}
 
 
-def inline(rows: Rows) -> alt.InlineData:
-    return alt.InlineData(values=rows)
-
-
 def chart_of(rows: Rows) -> alt.Chart:
-    return alt.Chart(inline(rows)).properties(width="container", height=HEIGHT)
+    return alt.Chart(alt.InlineData(rows)).properties(width="container", height=HEIGHT)
+
+
+def error_bars(rows: Rows) -> alt.Chart:
+    """Return stacked bars of the rows that ``error_rows`` makes, without axes."""
+    kinds = alt.Color("kind:N", title=None, sort=list(ERRORS.values()), scale=alt.Scale(range=ERROR_COLOURS))
+    return chart_of(rows).mark_bar().encode(color=kinds, order="order:Q")
+
+
+def error_rows(counts: Mapping[str, float], **where: Any) -> Rows:
+    """Return a row per kind of misclassified images; ``where`` names the bar."""
+    kinds = enumerate(ERRORS.items())
+    return [{**where, "kind": words, "count": counts[name], "order": order} for order, (name, words) in kinds]
+
+
+def error_cells(counts: Mapping[str, float], suffix: str = "") -> dict[str, float]:
+    """Return the counts by the symbols of the paper, such as e(n)."""
+    return {f"{words.rpartition(', ')[2]}{suffix}": counts[name] for name, words in ERRORS.items()}
 
 
 def percent(name: str, title: str, zero: bool = False) -> alt.Y:
     return alt.Y(f"{name}:Q", title=title, scale=alt.Scale(zero=zero, nice=True))
-
-
-def steps_axis(name: str = "step", title: str = "step") -> alt.X:
-    return alt.X(f"{name}:O", title=title, axis=alt.Axis(labelAngle=0))
-
-
-def learned_in() -> alt.Color:
-    """Return the colour for the step in which a class was learned."""
-    scale = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.92]))
-    return alt.Color("learned:O", title="learned in step", scale=scale, legend=alt.Legend(columns=10))
-
-
-def strokes(order: Sequence[str]) -> dict[str, Any]:
-    """Return colours and dashes of lines that ``which`` distinguishes, with one legend."""
-    colours, dashes = zip(*(STROKES[which] for which in order), strict=True)
-    legend = alt.Legend(symbolType="stroke", symbolSize=300, symbolStrokeWidth=2)
-    return {
-        "color": alt.Color("which:N", title=None, scale=alt.Scale(domain=order, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash("which:N", title=None, scale=alt.Scale(domain=order, range=dashes), legend=legend),
-    }
 
 
 def rounded(value: float | None, digits: int = 1) -> float | None:

@@ -6,15 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from equipoise.core.config import flatten
 from equipoise.core.directory import Directory
 from equipoise.errors import RunError, UsageError
 from equipoise.study.report.runs import Array, RunRecord, read_run
+from equipoise.study.run_dir import flat_settings
 
 MARKS = ("config.json", "metrics.jsonl", "checkpoint")
 """A directory with one of these is a run, or was meant to become one."""
@@ -150,14 +149,6 @@ def _label(run: RunRecord, all_runs: Sequence[RunRecord]) -> str:
     mine, first = flat_settings(run.settings), flat_settings(alike[0].settings)
     differs = [f"{name} = {value}" for name, value in mine.items() if name != "seed" and first.get(name) != value]
     return ", ".join([name, *differs])
-
-
-def flat_settings(settings: dict[str, Any]) -> dict[str, str]:
-    """Return the settings as text, by the names that ``--set`` takes."""
-    return {
-        name.replace("fields.", "method."): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in flatten(settings).items()
-    }
 
 
 @dataclass(frozen=True)

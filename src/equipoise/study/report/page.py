@@ -14,10 +14,11 @@ from equipoise.engine.progress import duration
 from equipoise.errors import RunError
 from equipoise.study.report import comparison_tables, run_tables
 from equipoise.study.report.figure import Figure
-from equipoise.study.report.groups import Comparison, flat_settings
+from equipoise.study.report.groups import Comparison
 from equipoise.study.report.paper import paper_result
 from equipoise.study.report.runs import RunRecord
 from equipoise.study.report.thumbnails import read_gallery
+from equipoise.study.run_dir import flat_settings
 
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
 
