@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.engine.recipes import resolve
+from equipoise.engine.recipes import resolve, with_settings
 from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
-from equipoise.study.compare import Cell, Overrides, with_setting
+from equipoise.study.compare import Cell, Overrides
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def plan_ablation(
     for choice in CHOICES:
         value = choice.other(baseline)
         label = f"{method}, {choice.name} = {str(value).lower()}"
-        variants[label] = with_setting(sections, choice.section, choice.name, value)
+        variants[label] = with_settings(sections, {f"{choice.section}.{choice.name}": value})
         panels.append({"title": choice.title, "labels": [method, label]})
     cells = [
         Cell(label, label, resolve(dataset, method, recipe, seed, changed))

@@ -15,6 +15,7 @@ from equipoise.engine.progress import ProgressBar, duration
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
 from equipoise.learn.stage import TrainListener
+from equipoise.study.tables import FIGURES, one_decimal
 
 Summary = Mapping[str, float | None]
 
@@ -131,9 +132,9 @@ class RunTable(ProgressBar, RunListener):
         cells = (
             f"{result.step}/{steps}",
             str(result.seen),
-            _figure(result.accuracy),
-            _figure(result.accuracy_uncorrected) if result.corrected else "–",
-            _figure(result.accuracy_top5),
+            one_decimal(result.accuracy),
+            one_decimal(result.accuracy_uncorrected if result.corrected else None),
+            one_decimal(result.accuracy_top5),
             "–" if result.gamma is None else f"{result.gamma:.3f}",
             *(str(count) for count in (errors.e_n, errors.e_on, errors.e_oo)),
             duration(result.seconds),
@@ -146,28 +147,15 @@ class RunTable(ProgressBar, RunListener):
         self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
 
     def _print_summary(self, summary: Summary) -> None:
-        self.console.print(f"  [bold]{summary_line(summary)}[/]", soft_wrap=True)
+        words = ("last", "average without step 1", "with it", "forgetting")
+        figures = [f"{word} {one_decimal(summary[name])}" for word, name in zip(words, FIGURES.values(), strict=True)]
+        self.console.print(f"  [bold]{', '.join(figures)}[/]", soft_wrap=True)
         if not self.quiet:
             self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
 
 
-def summary_line(summary: Summary) -> str:
-    """Return a run's summary in one line."""
-    parts = {
-        "last": "last",
-        "average without step 1": "average_without_first",
-        "with it": "average_with_first",
-        "forgetting": "forgetting",
-    }
-    return ", ".join(f"{words} {_figure(summary[name])}" for words, name in parts.items())
-
-
 def _line(cells: Sequence[str]) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
 
 
 def make_listener(json_lines: bool, quiet: bool) -> RunListener:

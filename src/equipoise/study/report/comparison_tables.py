@@ -6,12 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-
 from equipoise.engine.progress import duration
 from equipoise.study.report.groups import Comparison, RunGroup
 from equipoise.study.report.paper import paper_result
-from equipoise.study.report.run_tables import SUMMARY, one_decimal, top1_of_paper
+from equipoise.study.report.run_tables import SUMMARY, top1_of_paper
+from equipoise.study.tables import mean_std, one_decimal
 
 
 def title(comparison: Comparison) -> str:
@@ -47,13 +46,8 @@ def _method_row(comparison: Comparison, group: RunGroup, pages: Collection[str])
     paper = paper_result(group.runs[0])
     cells = {}
     for name in SUMMARY:
-        values = group.summaries(name)
-        values = values[~np.isnan(values)]
-        cells[name] = {
-            "mean": float(values.mean()) if len(values) else None,
-            "std": float(values.std(ddof=1)) if len(values) > 1 else None,
-            "paper": top1_of_paper(paper, name),
-        }
+        mean, std = mean_std((run.summary or {}).get(name) for run in group.runs)
+        cells[name] = {"mean": mean, "std": std, "paper": top1_of_paper(paper, name)}
     names = {run.settings["seed"]: comparison.name(run) for run in group.runs}
     seconds = float(group.values("seconds").sum(1).mean())
     return {

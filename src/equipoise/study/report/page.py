@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -19,6 +20,7 @@ from equipoise.study.report.paper import paper_result
 from equipoise.study.report.runs import RunRecord
 from equipoise.study.report.thumbnails import read_gallery
 from equipoise.study.run_dir import flat_settings
+from equipoise.study.tables import one_decimal
 
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
 
@@ -75,7 +77,7 @@ def _render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"one": run_tables.one_decimal, "json": _json, "signed": _signed}
+    environment.filters |= {"one": one_decimal, "json": _json, "signed": partial(one_decimal, sign="+")}
     environment.globals |= {"duration": duration, "scripts": [_script(name) for name in SCRIPTS]}
     return environment.get_template(f"{template}.html").render(**values)
 
@@ -89,7 +91,3 @@ def _json(value: Any) -> Markup:
     """Return JSON for a script element; no text in it can close the element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))  # noqa: S704
-
-
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.1f}"

@@ -11,13 +11,10 @@ from equipoise.engine.progress import duration
 from equipoise.study.report.analysis import misclassified
 from equipoise.study.report.paper import PaperResult, paper_result
 from equipoise.study.report.runs import RunRecord
+from equipoise.study.tables import FIGURES, one_decimal
 
-SUMMARY = {
-    "last": "last step",
-    "average_without_first": "average without step 1",
-    "average_with_first": "average with step 1",
-    "forgetting": "forgetting",
-}
+TITLES = ("last step", "average without step 1", "average with step 1", "forgetting")
+SUMMARY = dict(zip(FIGURES.values(), TITLES, strict=True))
 """Figures of summary.json, and what a page calls them."""
 MOST_CONFUSED = 8
 
@@ -51,15 +48,6 @@ def top1_of_paper(paper: PaperResult | None, name: str) -> float | None:
     if name == "average_with_first" and paper.curve:
         return statistics.mean(paper.curve)
     return {"last": paper.last, "average_without_first": paper.average}.get(name)
-
-
-def one_decimal(value: float | None) -> str:
-    """Format a figure.
-
-    >>> one_decimal(66.64), one_decimal(None)
-    ('66.6', '–')
-    """
-    return "–" if value is None or np.isnan(value) else f"{value:.1f}"
 
 
 def conclusion(run: RunRecord) -> str:
