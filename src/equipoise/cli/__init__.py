@@ -40,10 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except EquipoiseError as error:
         _fail(str(error), silent=isinstance(error, ReportedError))
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader of our output has exited
-            _mute()
-            sys.exit(1)
         _mute()
+        if isinstance(error, BrokenPipeError):  # the reader of our output has exited
+            sys.exit(1)
         _fail(describe_os_error(error))
     except KeyboardInterrupt:
         print(f"\nstopped{_resume_hint(tokens)}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -212,10 +213,8 @@ def _compare(
 
     launcher = launch.make(out, options.track)
     listener = CompareListener() if json or quiet else CompareTable() if launch.launcher == "local" else LaunchBoard()
-    try:
+    with closing(listener):
         table = run_all(cells, out, panels=panels, data_root=options.data_root, listener=listener, launcher=launcher)
-    finally:
-        listener.close()
     if json:
         print(json_module.dumps(table))
     else:

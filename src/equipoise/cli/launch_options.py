@@ -39,25 +39,17 @@ class LaunchOptions:
             if getattr(self, name) is not None and self.launcher not in launchers:
                 option, names = f"--{name.replace('_', '-')}", " or ".join(launchers)
                 raise UsageError(f"{option} applies to --launcher {names}, not to {self.launcher}: remove it")
+        from equipoise.study.launch import Local, processes, ray, remote, slurm
+        from equipoise.study.trackers import make_trackers
+
         if self.launcher == "local":
-            from equipoise.study.launch import Local
-            from equipoise.study.trackers import make_trackers
-
             return Local(make_trackers(track))
-        from equipoise.study.launch.remote import RunResources
-
-        resources = RunResources(self.cpus_per_run, self.gpus_per_run or 0, track)
+        resources = remote.RunResources(self.cpus_per_run, self.gpus_per_run or 0, track)
         if self.launcher == "processes":
-            from equipoise.study.launch.processes import Processes
-
-            return Processes(resources)
+            return processes.Processes(resources)
         if self.launcher == "ray":
-            from equipoise.study.launch.ray import Ray
-
-            return Ray(self.ray_address, resources)
-        from equipoise.study.launch.slurm import Slurm
-
-        return Slurm(dict(map(_option, self.slurm or [])), out / "slurm", resources)
+            return ray.Ray(self.ray_address, resources)
+        return slurm.Slurm(dict(map(_option, self.slurm or [])), out / "slurm", resources)
 
 
 def _option(text: str) -> tuple[str, str]:

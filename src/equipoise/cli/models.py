@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,10 +101,8 @@ def learn(
         overrides=with_settings(parse_overrides(set_ or []), {"runtime.device": device, "runtime.threads": threads}),
     )
     listener: LearnListener = LearnJson(dry_run) if json else LearnConsole(quiet, make_console())
-    try:
+    with closing(listener):
         learn_folder(_directory(model), folder, wanted, listener, dry_run)
-    finally:
-        listener.close()
 
 
 def _directory(model: Path) -> ModelDir:
@@ -187,11 +186,8 @@ def evaluate(
     from equipoise.app.evaluate import evaluate_folder
 
     console = make_console()
-    listener = LearnConsole(quiet=json, console=console)
-    try:
+    with closing(LearnConsole(quiet=json, console=console)) as listener:
         facts, found = evaluate_folder(_load(model, device, threads), folder, listener)
-    finally:
-        listener.close()
     if json:
         print(json_module.dumps(facts | {"skipped": skipped_list(found)}, ensure_ascii=False))
         return

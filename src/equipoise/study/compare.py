@@ -20,12 +20,12 @@ from equipoise.engine.progress import duration
 from equipoise.engine.recipes import resolve, with_settings
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
-from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.errors import EquipoiseError, UsageError
 from equipoise.study.experiment import Experiment, RunResult
 from equipoise.study.export_tables import comparison_csv, comparison_latex
 from equipoise.study.launch import DataCache, Job, Launcher, LaunchListener, Local, Outcome
 from equipoise.study.process_group import refuse_process_group
-from equipoise.study.run_dir import RunDir
+from equipoise.study.run_dir import RunDir, make_dirs
 from equipoise.study.tables import FIGURES, in_steps, mean_std
 
 FORMAT = 2
@@ -36,7 +36,7 @@ OWNED: dict[str, Any] = {
 """What equipoise writes into the directory of a comparison, besides its runs."""
 Overrides = Mapping[str, Mapping[str, Any]]
 Panels = Sequence[Mapping[str, Any]]
-Outcomes = dict[int, Outcome]
+CellOutcomes = dict[int, Outcome]
 """What is known of each cell."""
 
 
@@ -89,8 +89,7 @@ def plan(
 
     All runs of one seed come before those of the next, so that an interrupted comparison compares like with like.
     """
-    sections = overrides or {}
-    streams = {str(value): with_settings(sections, {"stream.steps": value}) for value in steps} or {"": sections}
+    streams = {str(value): with_settings(overrides or {}, {"stream.steps": value}) for value in steps or [None]}
     return [
         Cell(
             f"{method}, {in_steps(name)}" if len(streams) > 1 else method,
@@ -148,7 +147,7 @@ def compare(
     """
     listener, data, directory = listener or CompareListener(), DataCache(data_root), Directory(out)
     _check(cells, out, data)
-    outcomes: Outcomes = {}  # by cell, so that the order of arrival does not matter
+    outcomes: CellOutcomes = {}  # by cell, so that the order of arrival does not matter
     status = _status(cells, outcomes, panels, out)
     listener.compared(status)
     jobs = [Job(cell.name, cell.settings, out / cell.directory) for cell in cells]
@@ -181,19 +180,16 @@ def _check(cells: Sequence[Cell], out: Path, data: DataCache) -> None:
         RunDir(out / cell.directory, cell.settings).check()
     for cell in {cell.label: cell for cell in cells}.values():
         Experiment.prepare(cell.settings, data.load(cell.settings))
-    try:
-        directory.make_dir()
-    except RunError as error:
-        raise UsageError(f"{error}; choose another --out") from error
+    make_dirs(directory, "")
 
 
-def _finished(cells: Sequence[Cell], outcomes: Outcomes) -> list[tuple[Cell, RunResult]]:
+def _finished(cells: Sequence[Cell], outcomes: CellOutcomes) -> list[tuple[Cell, RunResult]]:
     """Return the finished runs in the order of the cells."""
     found = ((cell, outcomes.get(index)) for index, cell in enumerate(cells))
     return [(cell, result) for cell, result in found if isinstance(result, RunResult)]
 
 
-def _status(cells: Sequence[Cell], outcomes: Outcomes, panels: Panels | None, out: Path) -> ComparisonStatus:
+def _status(cells: Sequence[Cell], outcomes: CellOutcomes, panels: Panels | None, out: Path) -> ComparisonStatus:
     by_label: dict[str, list[tuple[Cell, RunResult]]] = {cell.label: [] for cell in cells}
     for cell, result in _finished(cells, outcomes):
         by_label[cell.label].append((cell, result))

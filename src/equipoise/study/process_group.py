@@ -17,7 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -44,6 +44,9 @@ from equipoise.study.experiment import RunResult, execute
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+    Messages = SimpleQueue[tuple[str, str]]
+    """Errors of the processes: the name of the class, or nothing for an internal error, and the message."""
 
 for name in ("lightning_fabric.utilities", "torch.multiprocessing.spawn"):
     logging.getLogger(name).setLevel(logging.ERROR)  # here, since Fabric logs before a new process calls our function
@@ -108,7 +111,7 @@ def _spawn(fabric: Fabric, function: Callable[[Fabric], object]) -> None:
     """Start the processes and wait for them; an error in any of them becomes one readable error."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns if a stage trains the whole network
     port, others = os.environ.get("MASTER_PORT"), multiprocessing.active_children()
-    messages: SimpleQueue[tuple[str, str]] = multiprocessing.get_context("spawn").SimpleQueue()
+    messages: Messages = multiprocessing.get_context("spawn").SimpleQueue()
     try:
         pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -181,7 +184,7 @@ def _fabric(runtime: Runtime, layout: LaunchEnv) -> Fabric:
         raise UsageError(f"{layout.devices} devices of type {kind.type} are not available here: {error}") from error
 
 
-def _child(fabric: Fabric, function: Callable[[Fabric], object], messages: SimpleQueue[tuple[str, str]]) -> None:
+def _child(fabric: Fabric, function: Callable[[Fabric], object], messages: Messages) -> None:
     """Run the function in a process that was started here."""
     keep_freed_memory()
     for end in (signal.SIGTERM, signal.SIGINT):  # SIGINT also arrives when the parent has exited
@@ -197,12 +200,12 @@ def _child(fabric: Fabric, function: Callable[[Fabric], object], messages: Simpl
     dist.destroy_process_group()
 
 
-def _report(error: BaseException, messages: SimpleQueue[tuple[str, str]]) -> None:
+def _report(error: BaseException, messages: Messages) -> None:
     """Send an error to the parent process, unless it is reported already."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process exits now; no traceback
     if isinstance(error, OSError):
-        messages.put((RunError.__name__, describe_os_error(error)))
-    elif isinstance(error, EquipoiseError) and not isinstance(error, ReportedError):
+        error = RunError(describe_os_error(error))
+    if isinstance(error, EquipoiseError) and not isinstance(error, ReportedError):
         messages.put((type(error).__name__, str(error)))
     elif isinstance(error, Exception) and not isinstance(error, EquipoiseError):
         messages.put(("", traceback.format_exc()[-4000:]))
@@ -234,16 +237,11 @@ def _take_part(fabric: Fabric, task: RunTask) -> RunResult:
 
 
 def _run(task: RunTask) -> RunResult:
-    listener = ListenerGroup(task.screen(), *task.listeners)
-    try:
+    with closing(ListenerGroup(task.screen(), *task.listeners)) as listener:
         return execute(task.settings, task.directory, task.load, listener)
-    finally:
-        listener.close()
 
 
-def _explain(
-    error: ProcessExitedException | ProcessRaisedException, messages: SimpleQueue[tuple[str, str]], processes: int
-) -> None:
+def _explain(error: ProcessExitedException | ProcessRaisedException, messages: Messages, processes: int) -> None:
     """Raise a readable error that explains why the processes ended, if possible."""
     heard = []
     while not messages.empty():
@@ -251,11 +249,10 @@ def _explain(
     for kind, text in sorted(heard, reverse=True):  # tracebacks of internal errors come last
         if kind != distributed.LostPeerError.__name__:
             raise getattr(errors, kind, RuntimeError)(text) from error
+    which = f"process {error.error_index + 1} of {processes}"
     if isinstance(error, ProcessExitedException) and error.signal_name:
         why = "SIGKILL; out of memory?" if error.signal_name == "SIGKILL" else error.signal_name
-        raise RunError(
-            f"process {error.error_index + 1} of {processes} was killed ({why}): {distributed.RESUME_HINT}"
-        ) from error
+        raise RunError(f"{which} was killed ({why}): {distributed.RESUME_HINT}") from error
     for _, text in heard:
         raise RunError(text) from error
     if isinstance(error, ProcessExitedException) and error.exit_code == 130:
@@ -264,7 +261,7 @@ def _explain(
         raise RunError("the processes cannot connect: MASTER_PORT is in use or invalid; choose another") from error
     if isinstance(error, ProcessExitedException):
         raise RunError(
-            f"process {error.error_index + 1} of {processes} could not start (exit code {error.exit_code}): "
+            f"{which} could not start (exit code {error.exit_code}): "
             'a script that uses several processes must be a file with an `if __name__ == "__main__":` guard'
         ) from error
 

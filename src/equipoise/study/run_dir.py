@@ -117,11 +117,7 @@ class RunDir:
     @contextmanager
     def open(self, stream: ClassStream) -> Iterator[Progress]:
         """Lock the directory and read how far the run is."""
-        try:
-            for name in ("checkpoint", "predictions"):
-                self.directory.make_dir(name)
-        except RunError as error:
-            raise UsageError(f"{error}; choose another --out") from error
+        make_dirs(self.directory, "checkpoint", "predictions")
         with self.directory.lock():
             self._read(stream)
             yield self._progress()
@@ -156,10 +152,6 @@ class RunDir:
 
     # ---- finished steps
 
-    @property
-    def steps_done(self) -> int:
-        return self._manifest.steps
-
     def _progress(self) -> Progress:
         """Return everything that is needed to continue."""
         manifest = self._manifest
@@ -187,11 +179,12 @@ class RunDir:
 
     def results(self) -> list[StepResult]:
         """Return the results of the finished steps."""
-        if not self.steps_done:
+        done = self._manifest.steps
+        if not done:
             return []
-        lines = self.directory.read_json_lines("metrics.jsonl")[: self.steps_done]
+        lines = self.directory.read_json_lines("metrics.jsonl")[:done]
         results = read_results(lines, "metrics.jsonl", self._names)
-        if [result.seen for result in results] != list(accumulate(self._sizes[: self.steps_done])):
+        if [result.seen for result in results] != list(accumulate(self._sizes[:done])):
             raise RunError("metrics.jsonl does not have the steps of this run")
         return results
 
@@ -210,7 +203,7 @@ class RunDir:
         """Save what is written after the last step."""
         gallery = self.directory.sub("gallery")
         if not gallery.exists("gallery.json"):
-            predictions = read_tensors(self.directory, f"predictions/step-{self.steps_done}.safetensors")
+            predictions = read_tensors(self.directory, f"predictions/step-{self._manifest.steps}.safetensors")
             write_gallery(gallery, memory, tests, predictions)
         self.directory.write_json("summary.json", dict(summary))
 
@@ -228,12 +221,21 @@ class RunDir:
         for entry in self._checkpoint.entries():
             if STATE.fullmatch(entry.name) and entry.name != self._manifest.state:
                 self._checkpoint.remove(entry.name)
-        self.current_step = StepCheckpoint(self._checkpoint, "step", f"step {self.steps_done + 1}")
+        self.current_step = StepCheckpoint(self._checkpoint, "step", f"step {self._manifest.steps + 1}")
+
+
+def make_dirs(directory: Directory, *names: str, option: str = "--out") -> None:
+    """Create directories in a place that the user chose with ``option``; an empty name is the place itself."""
+    try:
+        for name in names:
+            directory.make_dir(name)
+    except RunError as error:
+        raise UsageError(f"{error}; choose another {option}") from error
 
 
 def read_config(directory: Directory) -> dict[str, Any]:
     """Read config.json of a run of this or an older version."""
-    config = directory.read_json("config.json")
+    config: dict[str, Any] = directory.read_json("config.json")
     for name, kind in {"settings": dict, "format": int}.items():
         if not isinstance(config, dict) or not isinstance(config.get(name), kind):
             raise RunError(f"{directory.path / 'config.json'} is damaged (it has no {name}): restore it from a copy")

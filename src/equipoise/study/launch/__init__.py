@@ -86,15 +86,12 @@ class Local:
 
     def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
         for index, job in enumerate(jobs):
+            load, screen = partial(data.load, job.settings), lambda: listener
+            if job.settings.runtime.devices > 1:  # loaded data and the screen cannot be sent to other processes
+                load, screen = partial(load_data, job.settings, data.root), listener.group_listener
             outcome: Outcome
             try:
-                outcome = launch(self._task(job, data, listener))
+                outcome = launch(RunTask(job.settings, job.directory, load, screen, self.trackers))
             except EquipoiseError as error:
                 outcome = error
             yield index, outcome
-
-    def _task(self, job: Job, data: DataCache, listener: LaunchListener) -> RunTask:
-        if job.settings.runtime.devices > 1:  # loaded data and the screen cannot be sent to other processes
-            load = partial(load_data, job.settings, data.root)
-            return RunTask(job.settings, job.directory, load, listener.group_listener, self.trackers)
-        return RunTask(job.settings, job.directory, partial(data.load, job.settings), lambda: listener, self.trackers)

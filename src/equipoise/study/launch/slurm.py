@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, nullcontext, redirect_stderr
+from contextlib import ExitStack, nullcontext, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +138,11 @@ class Slurm(Remote):
 
     def _error(self, job: Any, answered: bool) -> str | None:
         if answered:
-            try:
+            with suppress(self._unfinished):
                 error: str | None = job.result()
                 for file in (job.paths.result_pickle, job.paths.submitted_pickle):
                     file.unlink(missing_ok=True)
                 return error
-            except self._unfinished:
-                pass
         return f"the job {job.job_id} ended unexpectedly: see {job.paths.stderr}"
 
     def _queued(self) -> set[str] | None:

@@ -8,21 +8,13 @@ import altair as alt
 import numpy as np
 
 from equipoise.engine.progress import duration
-from equipoise.study.report.analysis import new_share
-from equipoise.study.report.figure import (
-    ERRORS,
-    ROW,
-    Figure,
-    Rows,
-    chart_of,
-    error_bars,
-    error_cells,
-    error_rows,
-    percent,
-    rounded,
-)
+from equipoise.study.report.analysis import ERRORS, error_cells, error_rows, new_share
+from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded
 from equipoise.study.report.groups import Comparison, Panel, RunGroup
 from equipoise.study.report.paper import paper_curve
+
+ROW = 24
+"""Height of a bar in pixels."""
 
 
 def comparison_figures(comparison: Comparison) -> list[Figure]:

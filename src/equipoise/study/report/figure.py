@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import altair as alt
 import numpy as np
 
+from equipoise.study.report.analysis import ERRORS
+
 Rows = list[dict[str, Any]]
-ERRORS = {
-    "e_n": "new images misclassified, e(n)",
-    "e_on": "old images predicted as new classes, e(o,n)",
-    "e_oo": "old images predicted as other old classes, e(o,o)",
-}
 ERROR_COLOURS = ["#e9c46a", "#e76f51", "#5b8db8"]
-HEIGHT, ROW = 280, 24
+HEIGHT = 280
 
 
 @dataclass(frozen=True)
@@ -43,18 +39,8 @@ def chart_of(rows: Rows) -> alt.Chart:
 def error_bars(rows: Rows) -> alt.Chart:
     """Return stacked bars of the rows that ``error_rows`` makes, without axes."""
     kinds = alt.Color("kind:N", title=None, sort=list(ERRORS.values()), scale=alt.Scale(range=ERROR_COLOURS))
-    return chart_of(rows).mark_bar().encode(color=kinds, order="order:Q")
-
-
-def error_rows(counts: Mapping[str, float], **where: Any) -> Rows:
-    """Return a row per kind of misclassified images; ``where`` names the bar."""
-    kinds = enumerate(ERRORS.items())
-    return [{**where, "kind": words, "count": counts[name], "order": order} for order, (name, words) in kinds]
-
-
-def error_cells(counts: Mapping[str, float], suffix: str = "") -> dict[str, float]:
-    """Return the counts by the symbols of the paper, such as e(n)."""
-    return {f"{words.rpartition(', ')[2]}{suffix}": counts[name] for name, words in ERRORS.items()}
+    bars: alt.Chart = chart_of(rows).mark_bar().encode(color=kinds, order="order:Q")
+    return bars
 
 
 def percent(name: str, title: str, zero: bool = False) -> alt.Y:

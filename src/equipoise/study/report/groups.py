@@ -31,10 +31,6 @@ class RunGroup:
     runs: Sequence[RunRecord]
 
     @property
-    def method(self) -> str:
-        return self.runs[0].method
-
-    @property
     def seen(self) -> list[int]:
         return [step.seen for step in self.runs[0].steps]
 

@@ -69,9 +69,8 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
 
 
 def _render(template: str, **values: Any) -> str:
-    folder = resources.files(__package__)
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (folder / "templates" / name).read_text(encoding="utf-8")),
+        loader=jinja2.PackageLoader(__package__),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -10,8 +10,8 @@ import altair as alt
 import numpy as np
 
 from equipoise.engine.progress import duration
-from equipoise.study.report.analysis import accuracy_by_age, calibration_error, confusion, misclassified, new_share
-from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, error_cells, error_rows, percent, rounded
+from equipoise.study.report import analysis
+from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded
 from equipoise.study.report.paper import paper_curve
 from equipoise.study.report.runs import Array, RunRecord, StepPredictions
 
@@ -96,8 +96,8 @@ def errors(run: RunRecord) -> Figure:
     for step in run.steps:
         table.append({"step": step.step})
         for when, counts in _states(run, step.errors, step.errors_uncorrected):
-            rows += error_rows(asdict(counts), step=step.step, when=when)
-            table[-1] |= error_cells(asdict(counts), " before" if when == BEFORE else "")
+            rows += analysis.error_rows(asdict(counts), step=step.step, when=when)
+            table[-1] |= analysis.error_cells(asdict(counts), " before" if when == BEFORE else "")
     chart = error_bars(rows).encode(
         x=_steps_axis(),
         xOffset=alt.XOffset("when:N", sort=[BEFORE, AFTER]),
@@ -124,7 +124,7 @@ def fairness(run: RunRecord) -> Figure:
     for step in run.steps[1:]:
         found = {}
         for which, made in _states(run, *run.predictions(step.step)):
-            found[which], true_share = new_share(made, step.seen - step.new)
+            found[which], true_share = analysis.new_share(made, step.seen - step.new)
         found[TRUE_SHARE] = true_share
         rows += [{"step": step.step, "share": share, "which": which} for which, share in found.items()]
         shares = {which: rounded(share) for which, share in found.items()}
@@ -194,7 +194,7 @@ def confusions(run: RunRecord) -> list[Figure]:
 
 
 def _confusion_figure(run: RunRecord, name: str, title: str, made: StepPredictions) -> Figure:
-    wrong = misclassified(made, run.seen)
+    wrong = analysis.misclassified(made, run.seen)
     pairs = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:5]]
     table: Rows = [
         {"true class": run.names[i], "predicted as": run.names[j], "images": int(wrong[i, j])}
@@ -204,7 +204,7 @@ def _confusion_figure(run: RunRecord, name: str, title: str, made: StepPredictio
     listed = [f"{_short(row['true class'])} as {_short(row['predicted as'])} ({row['images']})" for row in table]
     caption = "The stronger the colour, the more images, as log(1 + n)."
     caption += f" Most frequent errors: {', '.join(listed)}." if listed else " No image is misclassified."
-    return Figure(name, title, caption, _matrix(run, confusion(made, run.seen)), table, square=True)
+    return Figure(name, title, caption, _matrix(run, analysis.confusion(made, run.seen)), table, square=True)
 
 
 def _matrix(run: RunRecord, counts: Array) -> alt.LayerChart:
@@ -234,7 +234,7 @@ def _short(name: str) -> str:
 
 
 def age(run: RunRecord) -> Figure:
-    rows = accuracy_by_age(run)
+    rows = analysis.accuracy_by_age(run)
     base = chart_of(rows).encode(x=_steps_axis("age", "steps since a class was learned"))
     lines = base.mark_line(point=True).encode(
         y=percent("accuracy", "accuracy, %"),
@@ -259,7 +259,8 @@ def calibration(run: RunRecord) -> Figure:
     for step in run.steps:
         made, _ = run.predictions(step.step)
         is_old = made.labels < step.seen - step.new
-        found = {"old classes": calibration_error(made, is_old), "new classes": calibration_error(made, ~is_old)}
+        masks = {"old classes": is_old, "new classes": ~is_old}
+        found = {which: analysis.calibration_error(made, mask) for which, mask in masks.items()}
         rows += [{"step": step.step, "which": which, "ece": ece} for which, ece in found.items() if ece is not None]
         table.append({"step": step.step, **{which: rounded(ece) for which, ece in found.items()}})
     colours = alt.Scale(domain=["old classes", "new classes"], range=["#5b8db8", "#e76f51"])
