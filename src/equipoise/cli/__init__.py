@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.exit(1)
         _fail(describe_os_error(error))
     except KeyboardInterrupt:
-        print(f"\nstopped{_resume_hint(tokens)}", file=sys.stderr)
+        hint = "; every finished epoch is saved, run the same command to continue:\n  equipoise " + shlex.join(tokens)
+        print(f"\nstopped{hint if _command(tokens).strip() in RESUMABLE else ''}", file=sys.stderr)
         sys.exit(130)
     sys.exit(0)
 
@@ -64,12 +65,6 @@ def _load_engine(command: str) -> None:
     with defer_signals():
         importlib.import_module("torch")
         importlib.import_module("equipoise.learn.runtime").keep_freed_memory()
-
-
-def _resume_hint(tokens: Sequence[str]) -> str:
-    if _command(tokens).strip() not in RESUMABLE:
-        return ""
-    return f"; every finished epoch is saved, run the same command to continue:\n  equipoise {shlex.join(tokens)}"
 
 
 def _command(tokens: Sequence[str]) -> str:

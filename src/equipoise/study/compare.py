@@ -89,7 +89,8 @@ def plan(
 
     All runs of one seed come before those of the next, so that an interrupted comparison compares like with like.
     """
-    streams = {str(value): with_settings(overrides or {}, {"stream.steps": value}) for value in steps or [None]}
+    counts: Sequence[int | str | None] = steps or [None]
+    streams = {str(count): with_settings(overrides or {}, {"stream.steps": count}) for count in counts}
     return [
         Cell(
             f"{method}, {in_steps(name)}" if len(streams) > 1 else method,
@@ -214,20 +215,16 @@ def _entry(runs: Sequence[tuple[Cell, RunResult]], out: Path) -> dict[str, Any]:
     accuracies = [[step.accuracy for step in result.steps] for result in results]
     by_step = [mean_std(values) for values in zip(*accuracies, strict=True)]
     figures = {name: mean_std(result.summary[name] for result in results) for name in FIGURES.values()}
+    listed = []
+    for (run, result), accuracy in zip(runs, accuracies, strict=True):
+        where = result.directory.relative_to(out).as_posix()
+        listed.append({"seed": run.settings.seed, "directory": where, "accuracy": accuracy, **result.summary})
     return {
         "label": cell.label,
         "method": cell.settings.method,
         "steps": cell.steps,
         "seen": [step.seen for step in results[0].steps],
-        "runs": [
-            {
-                "seed": cell.settings.seed,
-                "directory": result.directory.relative_to(out).as_posix(),
-                "accuracy": accuracy,
-                **result.summary,
-            }
-            for (cell, result), accuracy in zip(runs, accuracies, strict=True)
-        ],
+        "runs": listed,
         "n": len(runs),
         "mean": {name: mean for name, (mean, _) in figures.items()},
         "std": {name: std for name, (_, std) in figures.items()},

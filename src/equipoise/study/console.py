@@ -79,18 +79,8 @@ class JsonRunPrinter(RunListener):
         print(json.dumps({"summary": dict(summary), "directory": str(directory)}), flush=True)
 
 
-COLUMNS = {
-    "step": 6,
-    "classes": 9,
-    "top-1": 7,
-    "before": 8,
-    "top-5": 7,
-    "γ": 7,
-    "e(n)": 6,
-    "e(o,n)": 8,
-    "e(o,o)": 8,
-    "time": 8,
-}
+HEADINGS = ("step", "classes", "top-1", "before", "top-5", "γ", "e(n)", "e(o,n)", "e(o,o)", "time")
+LINE = "{:>6}{:>9}{:>7}{:>8}{:>7}{:>7}{:>6}{:>8}{:>8}{:>8}"
 LEGEND = (
     "before: top-1 without the correction; e(n): new images misclassified; e(o,n): old images predicted as new "
     "classes; e(o,o): old images predicted as other old classes"
@@ -125,21 +115,21 @@ class RunTable(ProgressBar, RunListener):
             self._print_row(result, len(self.loads))
 
     def _print_head(self) -> None:
-        self.console.print(_line(tuple(COLUMNS)), style="bold")
+        self.console.print(LINE.format(*HEADINGS), style="bold")
 
     def _print_row(self, result: StepResult, steps: int) -> None:
         errors = result.errors
         cells = (
             f"{result.step}/{steps}",
-            str(result.seen),
+            result.seen,
             one_decimal(result.accuracy),
             one_decimal(result.accuracy_uncorrected if result.corrected else None),
             one_decimal(result.accuracy_top5),
             "–" if result.gamma is None else f"{result.gamma:.3f}",
-            *(str(count) for count in (errors.e_n, errors.e_on, errors.e_oo)),
+            *(errors.e_n, errors.e_on, errors.e_oo),
             duration(result.seconds),
         )
-        self.console.print(_line(cells))
+        self.console.print(LINE.format(*cells))
 
     def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
         self.close()
@@ -152,10 +142,6 @@ class RunTable(ProgressBar, RunListener):
         self.console.print(f"  [bold]{', '.join(figures)}[/]", soft_wrap=True)
         if not self.quiet:
             self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
 
 
 def make_listener(json_lines: bool, quiet: bool) -> RunListener:

@@ -73,18 +73,16 @@ def comparison(table: dict[str, Any], console: Console, pending: Sequence[str] =
     figures = list(DIFFERENCES.values() if table["panels"] else FIGURES)
     choices = [(seen[::-1][::every][::-1], figures) for every in range(1, len(seen) + 1)]
     choices += [([], figures[:count]) for count in range(len(figures), 0, -1)]
-    grids = (_grid(table, steps, chosen, pending) for steps, chosen in choices)
-    grid = next((grid for grid in grids if _width(grid, console) <= console.width), None)
-    grid = grid or _grid(table, [], figures[:1], pending)
+    options = console.options.update(max_width=10_000)
+    for steps, chosen in choices:
+        grid = _grid(table, steps, chosen, pending)
+        if console.measure(grid, options=options).maximum <= console.width:
+            break
     title = Text(f"{table['dataset']}: top-1 % by number of classes learned", style="bold")
     shown = {column.header for column in grid.columns}
     if shown >= {*map(str, seen), *figures}:
         return Group(title, grid)
     return Group(title, grid, Text("some columns do not fit the terminal", style="dim"))
-
-
-def _width(grid: Table, console: Console) -> int:
-    return console.measure(grid, options=console.options.update(max_width=10_000)).maximum
 
 
 def _grid(table: dict[str, Any], seen: Sequence[int], figures: Sequence[str], pending: Sequence[str]) -> Table:

@@ -86,9 +86,9 @@ class Local:
 
     def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
         for index, job in enumerate(jobs):
-            load, screen = partial(data.load, job.settings), lambda: listener
-            if job.settings.runtime.devices > 1:  # loaded data and the screen cannot be sent to other processes
-                load, screen = partial(load_data, job.settings, data.root), listener.group_listener
+            local = job.settings.runtime.devices == 1  # loaded data and the screen cannot be sent to other processes
+            load = partial(data.load, job.settings) if local else partial(load_data, job.settings, data.root)
+            screen = (lambda: listener) if local else listener.group_listener
             outcome: Outcome
             try:
                 outcome = launch(RunTask(job.settings, job.directory, load, screen, self.trackers))

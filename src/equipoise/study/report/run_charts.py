@@ -209,7 +209,7 @@ def _confusion_figure(run: RunRecord, name: str, title: str, made: StepPredictio
 
 def _matrix(run: RunRecord, counts: Array) -> alt.LayerChart:
     cells: Rows = [{"t": int(i), "p": int(j), "n": int(counts[i, j])} for i, j in zip(*counts.nonzero(), strict=True)]
-    bounds = [int(bound) for bound in np.cumsum([0, *run.sizes])]
+    bounds = [0, *(step.seen for step in run.steps)]
     names = alt.LookupData(alt.InlineData([{"c": c, "name": name} for c, name in enumerate(run.names)]), "c", ["name"])
     axis, domain = alt.Axis(values=bounds, grid=False), alt.Scale(domain=[0, run.seen], nice=False)
     squares = chart_of(cells).mark_rect(color="#e76f51", strokeWidth=0)

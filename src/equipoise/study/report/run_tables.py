@@ -58,7 +58,7 @@ def conclusion(run: RunRecord) -> str:
         return f"The model has learned {last.seen} classes and reaches an accuracy of {last.accuracy:.1f} %."
     made, _ = run.predictions(len(run.steps))
     correct, is_old = made.top1 == made.labels, made.labels < old
-    on_old, on_new = (one_decimal(_percentage(correct[mask])) for mask in (is_old, ~is_old))
+    on_old, on_new = (one_decimal(100 * correct[mask].mean() if mask.any() else None) for mask in (is_old, ~is_old))
     text = (
         f"The model has learned {last.seen} classes in {len(run.steps)} steps and reaches an accuracy of "
         f"{last.accuracy:.1f} %: {on_old} % on the {old} old classes and {on_new} % on the {last.new} newest."
@@ -66,10 +66,6 @@ def conclusion(run: RunRecord) -> str:
     if run.corrected and last.accuracy is not None and last.accuracy_uncorrected is not None:
         text += f" The correction changed it by {last.accuracy - last.accuracy_uncorrected:+.1f} points."
     return text
-
-
-def _percentage(correct: np.ndarray[Any, Any]) -> float | None:
-    return 100 * float(correct.mean()) if len(correct) else None
 
 
 def class_table(run: RunRecord) -> list[dict[str, Any]]:
