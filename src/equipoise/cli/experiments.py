@@ -221,10 +221,8 @@ def _compare(
         console = Console(highlight=False)
         console.print(comparison(table, console))
         console.print(notes(table), style="dim", soft_wrap=True)
-        console.print(
-            f"files: {escape(str(out))} (finished runs are reused; remove the directory to run them again)",
-            soft_wrap=True,
-        )
+        reuse = "finished runs are reused; remove the directory to run them again"
+        console.print(f"files: {escape(str(out))} ({reuse})", soft_wrap=True)
     if table["entries"]:
         _add_page(out, silent=json)
     if table["failed"]:

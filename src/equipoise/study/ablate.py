@@ -25,10 +25,8 @@ class Choice:
         """Return the value that ``settings`` does not have."""
         section: dict[str, Any] = getattr(settings, self.section)
         if self.name not in section:
-            raise UsageError(
-                f"the method '{settings.method}' has no setting '{self.name}' to ablate: use --method wa "
-                "or one of its variants"
-            )
+            remedy = "use --method wa or one of its variants"
+            raise UsageError(f"the method '{settings.method}' has no setting '{self.name}' to ablate: {remedy}")
         return self.values[section[self.name] == self.values[0]]
 
 

@@ -101,9 +101,8 @@ class RunTable(ProgressBar, RunListener):
                 self.console.print(f"  evaluated on {held} held-out training images per class, not on test images")
             if results or start.epochs_done:
                 more = f" and {start.epochs_done} epochs of the next" if start.epochs_done else ""
-                self.console.print(
-                    f"  continuing the run in {escape(str(start.directory))} after step {len(results)}{more}"
-                )
+                done = f"step {len(results)}{more}"
+                self.console.print(f"  continuing the run in {escape(str(start.directory))} after {done}")
             self._print_head()
         self.start(start.workloads, len(results))
         for result in results:

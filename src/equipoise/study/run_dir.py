@@ -270,18 +270,15 @@ def _shown(value: Any) -> str:
 
 def environment() -> dict[str, Any]:
     """Return the command, versions and machine, for config.json."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "equipoise": __version__,
         "commit": _commit_of(Path(__file__).parent),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "numpy", "pillow", "scikit-learn")},
-        "machine": {"system": platform.platform(), "cores": _cores(), "cpu": processor()},
+        "machine": {"system": platform.platform(), "cores": cores, "cpu": processor()},
     }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _commit_of(folder: Path) -> str | None:

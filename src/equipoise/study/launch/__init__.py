@@ -78,11 +78,11 @@ class Launcher(Protocol):
         """Execute all jobs; yield each outcome when it is known, in any order."""
 
 
+@dataclass(frozen=True)
 class Local:
     """Executes one run after another in this process."""
 
-    def __init__(self, trackers: Sequence[RunListener] = ()) -> None:
-        self.trackers = trackers
+    trackers: Sequence[RunListener] = ()
 
     def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
         for index, job in enumerate(jobs):

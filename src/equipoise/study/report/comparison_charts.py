@@ -70,11 +70,8 @@ def curves(groups: Sequence[RunGroup]) -> Figure:
     lasts = [group.values("accuracy")[:, -1].mean() for group in groups]
     runs = max(len(group.runs) for group in groups)
     caption = f"After the last step, accuracies are between {min(lasts):.1f} and {max(lasts):.1f} %."
-    caption += (
-        f" Bands: mean ± standard deviation over up to {runs} seeds."
-        if runs > 1
-        else " One seed each: small differences are not meaningful."
-    )
+    bands = f" Bands: mean ± standard deviation over up to {runs} seeds."
+    caption += bands if runs > 1 else " One seed each: small differences are not meaningful."
     caption += " Dotted: the paper." if published else ""
     table = [
         {"method": row["label"], "classes": row["seen"], "top-1": rounded(row["accuracy"]), "std": rounded(row["std"])}

@@ -65,14 +65,12 @@ def _vendor() -> Traversable:
 
 def _for_paper(figure: Figure) -> dict[str, Any]:
     """Return the chart on white, with a fixed width and one font."""
-    spec = figure.spec()
-    spec["width"] = WIDTH
+    spec = {**figure.spec(), "width": WIDTH, "background": "white"}
     if figure.square:
         spec["height"] = WIDTH
     for layer in spec.get("layer", []):
         layer.pop("width", None)
         layer.pop("height", None)
-    spec["background"] = "white"
     for parameter in spec.get("params", []):
         parameter.pop("bind", None)  # paper has no sliders
     legend = {"orient": "bottom", "labelLimit": 400, "columns": 1 if "errors" in figure.name else 4}

@@ -32,9 +32,9 @@ def render_run(run: RunRecord, figures: Sequence[Figure]) -> str:
         gallery_error = str(error)
     return _render(
         "run",
+        figures,
         title=f"{run.method} on {run.settings['dataset']}",
         run=run,
-        figures={figure.name: figure for figure in figures},
         headline=run_tables.headline(run),
         paper=paper_result(run),
         conclusion=run_tables.conclusion(run),
@@ -53,10 +53,10 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
     common = {name: value for name, value in first.settings.items() if name not in ("method", "seed", "fields")}
     return _render(
         "comparison",
+        figures,
         title=comparison_tables.title(comparison),
         protocol=comparison_tables.protocol(comparison),
         skipped=comparison.skipped,
-        figures={figure.name: figure for figure in figures},
         rows=comparison_tables.method_table(comparison, pages),
         summary=run_tables.SUMMARY,
         gains=comparison_tables.gains(comparison.groups),
@@ -67,7 +67,7 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
     )
 
 
-def _render(template: str, **values: Any) -> str:
+def _render(template: str, figures: Sequence[Figure], **values: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
@@ -78,7 +78,8 @@ def _render(template: str, **values: Any) -> str:
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters |= {"one": one_decimal, "signed": partial(one_decimal, sign="+")}
     environment.globals |= {"duration": duration, "scripts": [_script(name) for name in SCRIPTS]}
-    return environment.get_template(f"{template}.html").render(**values)
+    named = {figure.name: figure for figure in figures}
+    return environment.get_template(f"{template}.html").render(figures=named, **values)
 
 
 def _script(name: str) -> Markup:

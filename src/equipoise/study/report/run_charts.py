@@ -111,10 +111,8 @@ def errors(run: RunRecord) -> Figure:
         f"old classes, and {last.errors.e_n} new images are misclassified."
     )
     if run.corrected:
-        caption += (
-            f" Pale bars: before the correction, which had {last.errors_uncorrected.e_on} old images predicted as new "
-            "classes."
-        )
+        before = last.errors_uncorrected.e_on
+        caption += f" Pale bars: before the correction, which had {before} old images predicted as new classes."
     return Figure("errors", "Misclassified images", caption, chart, table)
 
 

@@ -22,12 +22,8 @@ MOST_CONFUSED = 8
 def headline(run: RunRecord) -> list[dict[str, str]]:
     """Return the most important figures, next to the paper's if it reports the same."""
     paper = paper_result(run)
-    cards = []
-    for name, title in SUMMARY.items():
-        value = (run.summary or {}).get(name)
-        if run.summary is None and name == "last":
-            value = run.steps[-1].accuracy
-        cards.append(_card(title, value, top1_of_paper(paper, name)))
+    summary = {"last": run.steps[-1].accuracy} if run.summary is None else run.summary
+    cards = [_card(title, summary.get(name), top1_of_paper(paper, name)) for name, title in SUMMARY.items()]
     if paper and paper.figure == "top5":
         top5 = [step.accuracy_top5 or 0.0 for step in run.steps]
         average = statistics.mean(top5[1:]) if len(top5) > 1 else None
@@ -75,18 +71,10 @@ def class_table(run: RunRecord) -> list[dict[str, Any]]:
     for c, name in enumerate(run.names):
         learned = int(run.step_of[c])
         then, now = run.steps[learned - 1].per_class[c].accuracy, run.steps[-1].per_class[c].accuracy
-        other = int(wrong[c].argmax())
-        table.append(
-            {
-                "name": name,
-                "learned": learned,
-                "then": then,
-                "now": now,
-                "change": None if then is None or now is None else now - then,
-                "predicted_as": run.names[other] if wrong[c, other] else "",
-                "images": int(wrong[c, other]),
-            }
-        )
+        change = None if then is None or now is None else now - then
+        row = {"name": name, "learned": learned, "then": then, "now": now, "change": change}
+        other, images = int(wrong[c].argmax()), int(wrong[c].max())
+        table.append({**row, "predicted_as": run.names[other] if images else "", "images": images})
     return table
 
 
