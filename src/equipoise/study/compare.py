@@ -23,7 +23,7 @@ from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, UsageError
 from equipoise.study.experiment import Experiment, RunResult
 from equipoise.study.export_tables import comparison_csv, comparison_latex
-from equipoise.study.launch import DataCache, Job, Launcher, LaunchListener, Local, Outcome
+from equipoise.study.launch import DataCache, Job, Launcher, LaunchListener, Local
 from equipoise.study.process_group import refuse_process_group
 from equipoise.study.run_dir import RunDir, make_dirs
 from equipoise.study.tables import FIGURES, in_steps, mean_std
@@ -36,8 +36,8 @@ OWNED: dict[str, Any] = {
 """What equipoise writes into the directory of a comparison, besides its runs."""
 Overrides = Mapping[str, Mapping[str, Any]]
 Panels = Sequence[Mapping[str, Any]]
-CellOutcomes = dict[int, Outcome]
-"""What is known of each cell."""
+CellOutcomes = dict[int, RunResult | str]
+"""The result or error message of each cell that has ended; an exception would keep the run's tensors in memory."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def compare(
     jobs = [Job(cell.name, cell.settings, out / cell.directory) for cell in cells]
     with closing((launcher or Local()).launch(jobs, data, listener)) as launched:
         for index, outcome in launched:
-            outcomes[index] = outcome
+            outcomes[index] = str(outcome) if isinstance(outcome, EquipoiseError) else outcome
             if isinstance(outcome, EquipoiseError):
                 listener.failed(cells[index], outcome)
             status = _status(cells, outcomes, panels, out)
@@ -194,13 +194,13 @@ def _status(cells: Sequence[Cell], outcomes: CellOutcomes, panels: Panels | None
     by_label: dict[str, list[tuple[Cell, RunResult]]] = {cell.label: [] for cell in cells}
     for cell, result in _finished(cells, outcomes):
         by_label[cell.label].append((cell, result))
-    failed = [(cells[index], error) for index, error in sorted(outcomes.items()) if isinstance(error, EquipoiseError)]
+    failed = [(cells[index], error) for index, error in sorted(outcomes.items()) if isinstance(error, str)]
     table = {
         "format": FORMAT,
         "dataset": cells[0].settings.dataset,
         "panels": panels,
         "entries": [_entry(runs, out) for runs in by_label.values() if runs],
-        "failed": [{"label": cell.label, "seed": cell.settings.seed, "error": str(error)} for cell, error in failed],
+        "failed": [{"label": cell.label, "seed": cell.settings.seed, "error": error} for cell, error in failed],
     }
     seconds, _ = mean_std(sum(step.seconds for step in result.steps) for _, result in _finished(cells, outcomes))
     waiting = [cell for index, cell in enumerate(cells) if index not in outcomes]
