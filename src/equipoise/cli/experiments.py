@@ -81,11 +81,12 @@ def _add_page(directory: Path, silent: bool) -> None:
 
     try:
         page = report(directory).page
-        if not silent:
-            print(f"report: {page}")
     except (EquipoiseError, OSError) as error:
         if not silent:
             print(f"no report: {error}", file=sys.stderr)
+    else:
+        if not silent:
+            print(f"report: {page}")
 
 
 def _show_plan(experiment: Any, json: bool) -> None:
