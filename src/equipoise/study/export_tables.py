@@ -43,7 +43,7 @@ def comparison_latex(table: dict[str, Any]) -> str:
     streams = list(dict.fromkeys(entry["steps"] for entry in entries))
     several = len(streams) > 1
     headings = ["last", "avg"]
-    if not several:  # the column "last" would repeat the last step's
+    if len(streams) == 1:  # the column "last" would repeat the last step's
         headings = [*map(str, entries[0]["seen"]), *(heading for heading in FIGURES if heading != "last")]
     columns = [(steps, heading) for steps in streams for heading in headings]
     name = "method" if several else "label"
@@ -63,7 +63,7 @@ def comparison_latex(table: dict[str, Any]) -> str:
                 body.append(_row([_latex(label), *(_number(entry, heading) for entry, heading in mine)]))
     stream = "" if several else "".join(f", in {in_steps(steps)}" for steps in streams)
     caption = f"Top-1 accuracy in % on all classes of {table['dataset']} learned so far{stream}; {spread_note(table)}; "
-    caption += f"{legend(headings)}."
+    caption += f"{legend(headings if columns else [])}."
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
