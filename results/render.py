@@ -22,8 +22,8 @@ from equipoise.study.report.export import to_svg
 from equipoise.study.report.figure import Figure, Rows, chart_of, percent
 from equipoise.study.report.groups import RunGroup
 from equipoise.study.report.paper import paper_result, published
-from equipoise.study.report.run_tables import one_decimal
 from equipoise.study.report.runs import Array, RunRecord, read_run
+from equipoise.study.tables import one_decimal
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- `make results` writes {} -->\n", "<!-- to here -->\n"

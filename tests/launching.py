@@ -15,7 +15,7 @@ import torch
 
 from equipoise.study.compare import Cell, plan
 from equipoise.study.launch import DataCache, Job
-from equipoise.study.launch.remote import RunOrder, RunResources
+from equipoise.study.launch.remote import RemoteJob, RunResources
 from tests.conftest import interruptible
 from tests.runs import tensors_in
 
@@ -31,11 +31,11 @@ def cells(methods: str = "ce wa", seeds: str = "0 1", **more: Any) -> list[Cell]
     return plan("digits", methods.split(), [int(seed) for seed in seeds.split()], **more)
 
 
-def order(tmp_path: Path, resources: RunResources | None = None) -> RunOrder:
-    """Return the order of a tiny run."""
+def remote_job(tmp_path: Path, resources: RunResources | None = None) -> RemoteJob:
+    """Return the job of a tiny run."""
     (cell,) = cells("ce", "0")
     job = Job(cell.name, cell.settings, tmp_path / "run")
-    return RunOrder.of(job, DataCache(None), resources or RunResources())
+    return RemoteJob.of(job, DataCache(None), resources or RunResources())
 
 
 def assert_same_runs(one: Path, two: Path) -> None:

@@ -306,7 +306,7 @@ def test_an_epoch_shows_exemplars_as_often_as_the_schedule_says(method: str, old
         fit = fit_of(experiment, step.index)
         learn_step(fit)
         shown.append(torch.bincount(torch.cat(labels)).tolist())
-        assert fit.loop.images_seen == sum(shown[-1]) == experiment.loads()[step.index - 1]
+        assert fit.loop.images_seen == sum(shown[-1]) == experiment.workloads()[step.index - 1]
     assert shown == [[2 * 40] * 4, [old] * 4 + [40] * 4]
 
 

@@ -216,6 +216,6 @@ def test_a_lock_that_is_no_file_is_not_waited_for(
     comparison = copy_of(originals, "stopped", tmp_path)
     plant(comparison / FIRST, ".lock", odd, outside)
     (cell,) = plan("digits", ["wa"], [0], overrides=SETTINGS)
-    order = remote.RunOrder(Job(cell.name, cell.settings, comparison / FIRST), None, 1, 0, "")
+    job = remote.RemoteJob(cell.name, cell.settings, comparison / FIRST, None, 1, 0, "")
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits"))
-    assert ".lock is " in str(remote.execute_order(order))
+    assert ".lock is " in str(remote.execute_job(job))

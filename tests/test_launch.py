@@ -28,7 +28,7 @@ from equipoise.study.compare_console import LaunchBoard
 from equipoise.study.launch import Job, RunStatus, remote
 from equipoise.study.launch.processes import Processes
 from equipoise.study.launch.ray import Ray
-from equipoise.study.launch.remote import Remote, RunOrder, RunResources, execute_order
+from equipoise.study.launch.remote import Remote, RemoteJob, RunResources, execute_job
 from equipoise.study.launch.slurm import Slurm
 from tests.launching import (
     DIVERGING,
@@ -40,27 +40,27 @@ from tests.launching import (
     descendants,
     in_second_step,
     locked_runs,
-    order,
+    remote_job,
     start,
     wait_for,
 )
 
 
 class Inline(Remote):
-    """Executes orders in this process, the last one first."""
+    """Executes jobs in this process, the last one first."""
 
     def __init__(self) -> None:
         super().__init__(RunResources())
         self.submitted: list[str] = []
         self.stopped = 0
 
-    def submit(self, orders: Mapping[int, RunOrder]) -> None:
-        self.orders = dict(orders)
-        self.submitted += [order.job.name for order in orders.values()]
+    def submit(self, jobs: Mapping[int, RemoteJob]) -> None:
+        self.jobs = dict(jobs)
+        self.submitted += [job.name for job in jobs.values()]
 
     def ended(self) -> Iterator[tuple[int, str | None]]:
-        index, order = self.orders.popitem()
-        yield index, execute_order(order)
+        index, job = self.jobs.popitem()
+        yield index, execute_job(job)
 
     def stop(self) -> None:
         self.stopped += 1
@@ -115,11 +115,11 @@ def test_an_interrupted_comparison_stops_its_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_waits_until_its_directory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, directory = order(tmp_path), Directory(tmp_path / "run")
+    given, directory = remote_job(tmp_path), Directory(tmp_path / "run")
     directory.make_dir()
     with directory.lock():
         monkeypatch.setattr(remote, "PATIENCE", 0.1)
-        assert "another process is writing to" in str(execute_order(given))
+        assert "another process is writing to" in str(execute_job(given))
     monkeypatch.setattr(remote, "PATIENCE", 30.0)
     holding = threading.Event()
 
@@ -131,31 +131,31 @@ def test_a_run_waits_until_its_directory_is_free(tmp_path: Path, monkeypatch: py
     thread = threading.Thread(target=hold)
     thread.start()
     holding.wait()
-    assert execute_order(given) is None
+    assert execute_job(given) is None
     thread.join()
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_an_order_has_the_resources_of_the_run(tmp_path: Path) -> None:
-    assert order(tmp_path).cpus == 1  # runtime.threads
+def test_a_job_has_the_resources_of_the_run(tmp_path: Path) -> None:
+    assert remote_job(tmp_path).cpus == 1  # runtime.threads
     for resources, cpus, threads, devices in (
         (RunResources(cpus=3), 3, 3, 1),
         (RunResources(gpus=0.5), 1, 1, 1),
         (RunResources(gpus=4), 4, 1, 4),
         (RunResources(cpus=8, gpus=4), 8, 2, 4),
     ):
-        given = order(tmp_path, resources)
-        runtime = given.job.settings.runtime
+        given = remote_job(tmp_path, resources)
+        runtime = given.settings.runtime
         assert (given.cpus, runtime.threads, runtime.devices) == (cpus, threads, devices)
     if not torch.cuda.is_available():
-        error = execute_order(order(tmp_path, RunResources(gpus=1)))
+        error = execute_job(remote_job(tmp_path, RunResources(gpus=1)))
         assert "the device 'cuda' is not available here" in str(error)
 
 
 def test_the_process_that_executes_a_run_reports_to_its_trackers(tmp_path: Path) -> None:
     if find_spec("tensorboardX") is None:
         pytest.skip("tensorboardX is not installed: pip install 'equipoise[track]'")
-    assert execute_order(order(tmp_path, RunResources(track="tensorboard"))) is None
+    assert execute_job(remote_job(tmp_path, RunResources(track="tensorboard"))) is None
     assert json.loads((tmp_path / "run" / "tracking" / "tensorboard.json").read_text())["finished"]
 
 
@@ -255,7 +255,7 @@ def test_as_many_processes_at_once_as_cores_allow(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Processes, "_fill", lambda self: None)
     for cpus, expected in ((1, 3), (2, 1), (4, 1)):
         launcher = Processes(RunResources())
-        launcher.submit({0: order(tmp_path, RunResources(cpus=cpus))})
+        launcher.submit({0: remote_job(tmp_path, RunResources(cpus=cpus))})
         assert launcher._at_once == expected
 
 

@@ -46,7 +46,7 @@ from equipoise.methods.m2kd import M2KD
 from equipoise.methods.registry import registry
 from equipoise.study.experiment import Experiment
 from equipoise.study.launch import DataCache, Job
-from equipoise.study.launch.remote import RunOrder, RunResources
+from equipoise.study.launch.remote import RemoteJob, RunResources
 from equipoise.study.process_group import run_in_group
 from equipoise.testing.checks import StopAfter
 from equipoise.testing.trial import Trial, copy_of, short_stages, state_of
@@ -589,9 +589,9 @@ def test_weights_are_found_from_another_working_directory(tmp_path: Path, monkey
     save_backbone(tmp_path)
     monkeypatch.chdir(tmp_path)
     settings = with_net(weights="w.safetensors")
-    order = RunOrder.of(Job("wa", settings, Path("run")), DataCache(None), RunResources())
-    assert order.job.settings.net.weights == str(tmp_path / "w.safetensors")
-    assert order.job.settings.identity() == settings.identity()
+    job = RemoteJob.of(Job("wa", settings, Path("run")), DataCache(None), RunResources())
+    assert job.settings.net.weights == str(tmp_path / "w.safetensors")
+    assert job.settings.identity() == settings.identity()
 
 
 def test_a_classifier_starts_from_pretrained_weights(tmp_path: Path) -> None:

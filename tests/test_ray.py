@@ -31,7 +31,7 @@ from tests.launching import (
     descendants,
     in_second_step,
     locked_runs,
-    order,
+    remote_job,
     start,
     wait_for,
 )
@@ -161,10 +161,10 @@ def test_an_address_without_a_cluster_is_reported_at_once() -> None:
 def test_a_run_that_does_not_fit_on_this_machine_is_rejected(tmp_path: Path) -> None:
     launcher = Ray("local", RunResources())
     launcher._ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0})
-    launcher._check({0: order(tmp_path, RunResources(cpus=2))})
+    launcher._check({0: remote_job(tmp_path, RunResources(cpus=2))})
     for resources, sentence in (
         (RunResources(cpus=3), "a run needs 3 CPUs, but this machine has 2: set a smaller --cpus-per-run"),
         (RunResources(gpus=0.5), "a run needs 0.5 GPUs, but this machine has 0: set a smaller --gpus-per-run"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            launcher._check({0: order(tmp_path, resources)})
+            launcher._check({0: remote_job(tmp_path, resources)})

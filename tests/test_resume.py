@@ -221,8 +221,8 @@ def test_a_run_of_an_older_version_continues_with_new_settings_at_their_defaults
 def test_two_processes_cannot_share_a_run_directory(tmp_path: Path, digits: Dataset) -> None:
     one, two = RunDir(tmp_path, resolve("digits")), RunDir(tmp_path, resolve("digits"))
     stream = ClassStream(digits, 5)
-    with one.open(stream), pytest.raises(RunError, match="another process"):
-        two.open(stream)
+    with one.open(stream), pytest.raises(RunError, match="another process"), two.open(stream):
+        pass
 
 
 def test_a_file_system_without_locks_is_not_mistaken_for_another_process(
@@ -232,8 +232,10 @@ def test_a_file_system_without_locks_is_not_mistaken_for_another_process(
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(RunError, match=r"cannot be locked .*: choose a place on a file system that has locks"):
-        RunDir(tmp_path, resolve("digits")).open(ClassStream(digits, 5))
+    run_dir = RunDir(tmp_path, resolve("digits"))
+    locked = r"cannot be locked .*: choose a place on a file system that has locks"
+    with pytest.raises(RunError, match=locked), run_dir.open(ClassStream(digits, 5)):
+        pass
 
 
 def test_a_command_that_is_not_utf8_can_be_saved(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,7 @@ from equipoise.learn.backbones import Architecture
 from equipoise.learn.runtime import Runtime, keep_freed_memory
 from equipoise.methods.registry import make
 from equipoise.study import process_group
-from equipoise.study.launch import Job
-from equipoise.study.launch.remote import RunOrder, execute_order
+from equipoise.study.launch.remote import RemoteJob, execute_job
 from equipoise.study.process_group import run_in_group
 from tests.conftest import Quick, Ran
 
@@ -154,6 +153,6 @@ def test_processes_for_a_run_set_the_options_of_malloc(
 ) -> None:
     """For all launchers: processes of this machine, Ray's and SLURM's."""
     monkeypatch.setattr(process_group, "launch", lambda task: None)
-    order = RunOrder(Job("wa", resolve("digits"), tmp_path / "run"), None, cpus=1, gpus=0, track="")
-    assert execute_order(order) is None
+    job = RemoteJob("wa", resolve("digits"), tmp_path / "run", None, cpus=1, gpus=0, track="")
+    assert execute_job(job) is None
     assert len(malloc_options) == 2

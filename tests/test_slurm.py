@@ -16,7 +16,16 @@ from equipoise.study.compare import CompareListener, compare
 from equipoise.study.launch import RunStatus
 from equipoise.study.launch.remote import RunResources
 from equipoise.study.launch.slurm import Slurm
-from tests.launching import DIVERGING, TINY, assert_same_runs, cells, descendants, in_second_step, locked_runs, order
+from tests.launching import (
+    DIVERGING,
+    TINY,
+    assert_same_runs,
+    cells,
+    descendants,
+    in_second_step,
+    locked_runs,
+    remote_job,
+)
 
 pytestmark = pytest.mark.skipif(
     find_spec("submitit") is None, reason="submitit is not installed: pip install 'equipoise[slurm]'"
@@ -120,10 +129,10 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(tmp_path: Path, monkey
     """The jobs of a killed command continue to run; to submit them again would give two of each."""
     squeue = f"test -e {tmp_path}/asked && echo 7_0 || {{ touch {tmp_path}/asked; false; }}"
     install_scripts(tmp_path, monkeypatch, sbatch="echo Submitted batch job 99", squeue=squeue)
-    given = order(tmp_path)
+    given = remote_job(tmp_path)
     record = tmp_path / "jobs" / "jobs.json"
     record.parent.mkdir()
-    record.write_text(json.dumps({str(given.job.directory): "7_0"}))
+    record.write_text(json.dumps({str(given.directory): "7_0"}))
     launcher = Slurm({}, record.parent, RunResources())
     launcher.pause = 0.0
     launcher.submit({0: given})
@@ -136,7 +145,7 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(tmp_path: Path, monkey
     with pytest.raises(RunError, match="squeue does not answer"):
         other.submit({0: given})
     other.stop()
-    assert json.loads(record.read_text()) == {str(given.job.directory): "7_0"}
+    assert json.loads(record.read_text()) == {str(given.directory): "7_0"}
 
 
 @pytest.mark.parametrize("content", ["[]", '{"run": 7}', "{", '{"run": NaN}'])
@@ -146,7 +155,7 @@ def test_a_damaged_record_of_jobs_is_an_error(content: str, tmp_path: Path, monk
     (tmp_path / "jobs" / "jobs.json").write_text(content)
     launcher = Slurm({}, tmp_path / "jobs", RunResources())
     with pytest.raises(RunError, match=r"jobs\.json is (damaged|not valid JSON)") as caught:
-        launcher.submit({0: order(tmp_path)})
+        launcher.submit({0: remote_job(tmp_path)})
     launcher.stop()
     assert len(str(caught.value).splitlines()) == 1
     assert (tmp_path / "jobs" / "jobs.json").read_text() == content

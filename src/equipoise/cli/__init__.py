@@ -40,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except EquipoiseError as error:
         _fail(str(error), silent=isinstance(error, ReportedError))
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader of our output has exited
-            _mute()
-            sys.exit(1)
         _mute()
+        if isinstance(error, BrokenPipeError):  # the reader of our output has exited
+            sys.exit(1)
         _fail(describe_os_error(error))
     except KeyboardInterrupt:
-        print(f"\nstopped{_resume_hint(tokens)}", file=sys.stderr)
+        hint = "; every finished epoch is saved, run the same command to continue:\n  equipoise " + shlex.join(tokens)
+        print(f"\nstopped{hint if _command(tokens).strip() in RESUMABLE else ''}", file=sys.stderr)
         sys.exit(130)
     sys.exit(0)
 
@@ -65,12 +65,6 @@ def _load_engine(command: str) -> None:
     with defer_signals():
         importlib.import_module("torch")
         importlib.import_module("equipoise.learn.runtime").keep_freed_memory()
-
-
-def _resume_hint(tokens: Sequence[str]) -> str:
-    if _command(tokens).strip() not in RESUMABLE:
-        return ""
-    return f"; every finished epoch is saved, run the same command to continue:\n  equipoise {shlex.join(tokens)}"
 
 
 def _command(tokens: Sequence[str]) -> str:

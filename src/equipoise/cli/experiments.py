@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,6 +55,7 @@ def run(
         Show the steps and how long they would take, without running them.
     """
     from equipoise.engine.recipes import resolve
+    from equipoise.study.console import make_listener
     from equipoise.study.experiment import Experiment, default_directory, load_data
     from equipoise.study.process_group import RunTask, launch, process_layout
     from equipoise.study.trackers import make_trackers
@@ -61,24 +63,16 @@ def run(
     with errors_once():
         settings = resolve(dataset, method, options.recipe, seed, options.overrides())
         process_layout(settings.runtime)
-        make_trackers(options.track)
+        trackers = make_trackers(options.track)
     if dry_run:
         if is_main_process():
             _show_plan(Experiment.prepare(settings, load_data(settings, options.data_root)), json)
         return
     out = out or default_directory(settings)
     load = partial(load_data, settings, options.data_root)
-    launch(RunTask(settings, out, load, partial(_listener, json, quiet, options.track)))
+    launch(RunTask(settings, out, load, partial(make_listener, json, quiet), trackers))
     if is_main_process():
         _add_page(out, silent=json)
-
-
-def _listener(json: bool, quiet: bool, track: str) -> Any:
-    """Return the listeners of a run."""
-    from equipoise.study.console import ListenerGroup, make_listener
-    from equipoise.study.trackers import make_trackers
-
-    return ListenerGroup(make_listener(json, quiet), *make_trackers(track))
 
 
 def _add_page(directory: Path, silent: bool) -> None:
@@ -86,13 +80,13 @@ def _add_page(directory: Path, silent: bool) -> None:
     from equipoise.study.report import report
 
     try:
-        made = report(directory)
+        page = report(directory).page
     except (EquipoiseError, OSError) as error:
         if not silent:
             print(f"no report: {error}", file=sys.stderr)
-        return
-    if not silent:
-        print(f"report: {made.page}")
+    else:
+        if not silent:
+            print(f"report: {page}")
 
 
 def _show_plan(experiment: Any, json: bool) -> None:
@@ -220,20 +214,16 @@ def _compare(
 
     launcher = launch.make(out, options.track)
     listener = CompareListener() if json or quiet else CompareTable() if launch.launcher == "local" else LaunchBoard()
-    try:
+    with closing(listener):
         table = run_all(cells, out, panels=panels, data_root=options.data_root, listener=listener, launcher=launcher)
-    finally:
-        listener.close()
     if json:
         print(json_module.dumps(table))
     else:
         console = Console(highlight=False)
         console.print(comparison(table, console))
         console.print(notes(table), style="dim", soft_wrap=True)
-        console.print(
-            f"files: {escape(str(out))} (finished runs are reused; remove the directory to run them again)",
-            soft_wrap=True,
-        )
+        reuse = "finished runs are reused; remove the directory to run them again"
+        console.print(f"files: {escape(str(out))} ({reuse})", soft_wrap=True)
     if table["entries"]:
         _add_page(out, silent=json)
     if table["failed"]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
-
+from equipoise.cli.options import Repeated
 from equipoise.errors import UsageError
 
 LAUNCHERS = {
@@ -23,24 +22,16 @@ LAUNCHERS = {
 class LaunchOptions:
     """How the runs are executed."""
 
-    launcher: Annotated[
-        Literal["local", "processes", "ray", "slurm"],
-        Parameter(
-            help="Where to execute the runs: in this process, in several processes, on a Ray cluster or with SLURM."
-        ),
-    ] = "local"
-    ray_address: Annotated[
-        str | None,
-        Parameter(help="Address of a Ray cluster, HOST:PORT (default: RAY_ADDRESS, or a new local cluster)."),
-    ] = None
-    slurm: Annotated[
-        list[str] | None,
-        Parameter(negative=(), help="Option of sbatch, such as partition=gpu or time=4:00:00; may be repeated."),
-    ] = None
-    cpus_per_run: Annotated[int | None, Parameter(help="CPUs and threads per run (default: --threads, or 1).")] = None
-    gpus_per_run: Annotated[
-        float | None, Parameter(help="GPUs per run; with Ray, a fraction such as 0.5 lets runs share one.")
-    ] = None
+    launcher: Literal["local", "processes", "ray", "slurm"] = "local"
+    """Where to execute the runs: in this process, in several processes, on a Ray cluster or with SLURM."""
+    ray_address: str | None = None
+    """Address of a Ray cluster, HOST:PORT (default: RAY_ADDRESS, or a new local cluster)."""
+    slurm: Annotated[list[str] | None, Repeated] = None
+    """Option of sbatch, such as partition=gpu or time=4:00:00; may be repeated."""
+    cpus_per_run: int | None = None
+    """CPUs and threads per run (default: --threads, or 1)."""
+    gpus_per_run: float | None = None
+    """GPUs per run; with Ray, a fraction such as 0.5 lets runs share one."""
 
     def make(self, out: Path, track: str) -> Any:
         """Return the launcher; problems that would keep it from starting raise an error here."""
@@ -48,25 +39,17 @@ class LaunchOptions:
             if getattr(self, name) is not None and self.launcher not in launchers:
                 option, names = f"--{name.replace('_', '-')}", " or ".join(launchers)
                 raise UsageError(f"{option} applies to --launcher {names}, not to {self.launcher}: remove it")
+        from equipoise.study.launch import Local, processes, ray, remote, slurm
+        from equipoise.study.trackers import make_trackers
+
         if self.launcher == "local":
-            from equipoise.study.launch import Local
-            from equipoise.study.trackers import make_trackers
-
             return Local(make_trackers(track))
-        from equipoise.study.launch.remote import RunResources
-
-        resources = RunResources(self.cpus_per_run, self.gpus_per_run or 0, track)
+        resources = remote.RunResources(self.cpus_per_run, self.gpus_per_run or 0, track)
         if self.launcher == "processes":
-            from equipoise.study.launch.processes import Processes
-
-            return Processes(resources)
+            return processes.Processes(resources)
         if self.launcher == "ray":
-            from equipoise.study.launch.ray import Ray
-
-            return Ray(self.ray_address, resources)
-        from equipoise.study.launch.slurm import Slurm
-
-        return Slurm(dict(map(_option, self.slurm or [])), out / "slurm", resources)
+            return ray.Ray(self.ray_address, resources)
+        return slurm.Slurm(dict(map(_option, self.slurm or [])), out / "slurm", resources)
 
 
 def _option(text: str) -> tuple[str, str]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json as json_module
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from equipoise.cli.app import MODELS, Flag, command
+from equipoise.cli.options import Repeated, SetOption
 from equipoise.errors import UsageError
 
-Repeated = Parameter(negative=())
+if TYPE_CHECKING:
+    from equipoise.app.model_dir import ModelDir
+
 Device = Annotated[str | None, Parameter(help="Where to compute: cpu, cuda, mps, … (default: cpu).")]
 ModelPath = Annotated[Path, Parameter(help="Directory of the model.")]
 Threads = Annotated[int | None, Parameter(help="Number of CPU threads.")]
@@ -32,7 +37,7 @@ def learn(
     image_size: str = "auto",
     recipe: str | None = None,
     seed: int | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    set_: SetOption = None,
     strict: Flag = False,
     dry_run: Flag = False,
     device: Device = None,
@@ -79,13 +84,8 @@ def learn(
     """
     from equipoise.app.console import LearnConsole, LearnJson, make_console
     from equipoise.app.learn import LearnListener, LearnOptions, learn_folder
-    from equipoise.app.model_dir import ModelDir
-    from equipoise.engine.recipes import parse_overrides
+    from equipoise.engine.recipes import parse_overrides, with_settings
 
-    overrides = parse_overrides(set_ or [])
-    for name, value in (("device", device), ("threads", threads)):
-        if value is not None:
-            overrides.setdefault("runtime", {})[name] = value
     wanted = LearnOptions(
         method=method,
         backbone=backbone,
@@ -98,13 +98,17 @@ def learn(
         holdout=holdout,
         extend=extend,
         strict=strict,
-        overrides=overrides,
+        overrides=with_settings(parse_overrides(set_ or []), {"runtime.device": device, "runtime.threads": threads}),
     )
     listener: LearnListener = LearnJson(dry_run) if json else LearnConsole(quiet, make_console())
-    try:
-        learn_folder(ModelDir(model), folder, wanted, listener, dry_run)
-    finally:
-        listener.close()
+    with closing(listener):
+        learn_folder(_directory(model), folder, wanted, listener, dry_run)
+
+
+def _directory(model: Path) -> ModelDir:
+    from equipoise.app.model_dir import ModelDir
+
+    return ModelDir(model)
 
 
 def _auto(text: str, option: str) -> int | None:
@@ -140,20 +144,18 @@ def predict(
     csv
         Print CSV with the columns path, class and probability; --top adds more.
     """
+    from equipoise.app import predict as prediction
     from equipoise.app.console import print_predictions
-    from equipoise.app.model_dir import ModelDir
-    from equipoise.app.predict import expand_paths
-    from equipoise.app.predict import predict as predict_files
 
     if json and csv:
         raise UsageError("--json and --csv exclude each other: choose one")
-    loaded = ModelDir(model).load(_runtime(device, threads))
+    loaded = _load(model, device, threads)
     top = min(top, len(loaded.classes))
-    predictions = predict_files(loaded, expand_paths(images), top)
+    predictions = prediction.predict(loaded, prediction.expand_paths(images), top)
     print_predictions(predictions, top, "json" if json else "csv" if csv else "text")
 
 
-def _runtime(device: str | None, threads: int | None) -> Any:
+def _load(model: Path, device: str | None, threads: int | None) -> Any:
     import torch
 
     from equipoise.learn.runtime import Runtime
@@ -161,7 +163,7 @@ def _runtime(device: str | None, threads: int | None) -> Any:
     runtime = Runtime(device or "cpu", threads=threads)
     if threads is not None:
         torch.set_num_threads(threads)
-    return runtime
+    return _directory(model).load(runtime)
 
 
 @command(MODELS)
@@ -182,14 +184,10 @@ def evaluate(
     from equipoise.app.card import counted
     from equipoise.app.console import LearnConsole, evaluation_table, make_console, skipped_list, skipped_text
     from equipoise.app.evaluate import evaluate_folder
-    from equipoise.app.model_dir import ModelDir
 
     console = make_console()
-    listener = LearnConsole(quiet=json, console=console)
-    try:
-        facts, found = evaluate_folder(ModelDir(model).load(_runtime(device, threads)), folder, listener)
-    finally:
-        listener.close()
+    with closing(LearnConsole(quiet=json, console=console)) as listener:
+        facts, found = evaluate_folder(_load(model, device, threads), folder, listener)
     if json:
         print(json_module.dumps(facts | {"skipped": skipped_list(found)}, ensure_ascii=False))
         return
@@ -211,9 +209,8 @@ def history(model: ModelPath, *, json: Flag = False) -> None:
         Print the steps as one JSON list.
     """
     from equipoise.app.console import history_rows, history_table, make_console
-    from equipoise.app.model_dir import ModelDir
 
-    steps = ModelDir(model).steps()
+    steps = _directory(model).steps()
     if json:
         print(json_module.dumps(history_rows(steps), ensure_ascii=False))
         return
@@ -237,9 +234,8 @@ def undo(model: ModelPath, *, json: Flag = False) -> None:
         Print the undone step as one JSON object.
     """
     from equipoise.app.card import counted, describe_step
-    from equipoise.app.model_dir import ModelDir
 
-    place = ModelDir(model)
+    place = _directory(model)
     place.check()
     with place.writing():
         undone = place.undo()
@@ -263,17 +259,10 @@ def forget(model: ModelPath, classes: Annotated[list[str], Repeated], /, *, json
     """
     from equipoise.app.card import counted
     from equipoise.app.forget import forget as remove
-    from equipoise.app.model_dir import ModelDir
 
-    gone = remove(ModelDir(model), classes)
+    gone = remove(_directory(model), classes)
     if json:
-        facts = {
-            "classes": gone.classes,
-            "images": gone.images,
-            "scanned": gone.scanned,
-            "result": gone.result.to_dict(),
-        }
-        print(json_module.dumps(facts, ensure_ascii=False))
+        print(json_module.dumps(asdict(gone), ensure_ascii=False))
         return
     print(f"forgot {', '.join(map(str, gone.classes))}; {counted(gone.images, 'image')} removed")
     print(f"searched all {gone.scanned:,} files of {model}: nothing of them is left, and no step can be undone")
@@ -291,9 +280,8 @@ def inspect(model: ModelPath, *, json: Flag = False) -> None:
     """
     from equipoise.app.console import make_console
     from equipoise.app.inspection import inspect_model, inspection_lines, inspection_table
-    from equipoise.app.model_dir import ModelDir
 
-    facts = inspect_model(ModelDir(model))
+    facts = inspect_model(_directory(model))
     if json:
         print(json_module.dumps(facts, ensure_ascii=False))
         return
@@ -316,9 +304,8 @@ def export(model: ModelPath, out: Path, *, memory: Annotated[bool, Parameter(neg
     """
     from equipoise.app.console import make_console
     from equipoise.app.export import export_onnx
-    from equipoise.app.model_dir import ModelDir
 
-    place = ModelDir(model)
+    place = _directory(model)
     if out.suffix == ".onnx":
         with make_console().status("exporting"):
             takes = export_onnx(place.load(), out)
@@ -332,7 +319,6 @@ def export(model: ModelPath, out: Path, *, memory: Annotated[bool, Parameter(neg
 def card(model: ModelPath) -> None:
     """Print the model card, which is also in the model's README.md."""
     from equipoise.app.card import card_text
-    from equipoise.app.model_dir import ModelDir
 
-    place = ModelDir(model)
+    place = _directory(model)
     print(place.consistently(lambda config: card_text(config, place.steps_of(config), place.images_of(config))))

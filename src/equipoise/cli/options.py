@@ -8,81 +8,74 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+Repeated = Parameter(negative=())
+SetOption = Annotated[list[str] | None, Parameter(name="--set", negative=())]
+
 
 @dataclass(frozen=True)
 class CommonOptions:
     """Options of all experiments."""
 
-    recipe: Annotated[
-        str | None,
-        Parameter(help="Name of a recipe (see `equipoise recipes`) or a TOML file (default: the data set's)."),
-    ] = None
-    data_root: Annotated[
-        Path | None,
-        Parameter(help="Directory of the data, or where to download it (default: EQUIPOISE_DATA, or a cache)."),
-    ] = None
-    memory: Annotated[int | None, Parameter(help="Number of exemplars to keep (default: the recipe's).")] = None
-    epochs: Annotated[int | None, Parameter(help="Epochs per step (default: the recipe's).")] = None
-    backbone: Annotated[str | None, Parameter(help="Network, for example resnet32, fast or timm:NAME.")] = None
-    weights: Annotated[Path | None, Parameter(help="Safetensors file with pretrained weights of the backbone.")] = None
-    order: Annotated[str | None, Parameter(help="Class order: natural, icarl, a seed such as 1993, or a list.")] = None
-    set_: Annotated[
-        list[str] | None,
-        Parameter(
-            name="--set",
-            negative=(),
-            help="Any other setting, for example train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated.",
-        ),
-    ] = None
-    device: Annotated[str | None, Parameter(help="Where to compute: cpu, cuda, mps, … (default: cpu).")] = None
-    threads: Annotated[int | None, Parameter(help="Number of CPU threads per process.")] = None
-    devices: Annotated[
-        int | None,
-        Parameter(help="Number of processes per machine that train together, each with its own GPU or cores."),
-    ] = None
-    nodes: Annotated[int | None, Parameter(help="Number of machines that train together: see docs/scale.md.")] = None
-    compile_: Annotated[
-        bool | None, Parameter(name="--compile", negative=(), help="Compile the network with torch.compile.")
-    ] = None
-    track: Annotated[
-        str, Parameter(show_default=False, help="Comma-separated trackers to log to: tensorboard, wandb, mlflow.")
-    ] = ""
+    recipe: str | None = None
+    """Name of a recipe (see `equipoise recipes`) or a TOML file (default: the data set's)."""
+    data_root: Path | None = None
+    """Directory of the data, or where to download it (default: EQUIPOISE_DATA, or a cache)."""
+    memory: int | None = None
+    """Number of exemplars to keep (default: the recipe's)."""
+    epochs: int | None = None
+    """Epochs per step (default: the recipe's)."""
+    backbone: str | None = None
+    """Network, for example resnet32, fast or timm:NAME."""
+    weights: Path | None = None
+    """Safetensors file with pretrained weights of the backbone."""
+    order: str | None = None
+    """Class order: natural, icarl, a seed such as 1993, or a list."""
+    set_: SetOption = None
+    """Any other setting, for example train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated."""
+    device: str | None = None
+    """Where to compute: cpu, cuda, mps, … (default: cpu)."""
+    threads: int | None = None
+    """Number of CPU threads per process."""
+    devices: int | None = None
+    """Number of processes per machine that train together, each with its own GPU or cores."""
+    nodes: int | None = None
+    """Number of machines that train together: see docs/scale.md."""
+    compile_: Annotated[bool | None, Parameter(name="--compile", negative=())] = None
+    """Compile the network with torch.compile."""
+    track: Annotated[str, Parameter(show_default=False)] = ""
+    """Comma-separated trackers to log to: tensorboard, wandb, mlflow."""
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Return the settings by section, from --set and from the other options."""
         from equipoise.core.config import parse_value
-        from equipoise.engine.recipes import parse_overrides
+        from equipoise.engine.recipes import parse_overrides, with_settings
 
-        overrides = parse_overrides(self.set_ or [])
-        named = [
-            ("memory", "size", self.memory),
-            ("train", "epochs", self.epochs),
-            ("net", "backbone", self.backbone),
-            ("net", "weights", None if self.weights is None else str(self.weights)),
-            ("stream", "order", parse_value(self.order) if self.order and "," in self.order else self.order),
-            ("runtime", "device", self.device),
-            ("runtime", "threads", self.threads),
-            ("runtime", "devices", self.devices),
-            ("runtime", "nodes", self.nodes),
-            ("runtime", "compile", self.compile_),
-        ]
-        for section, name, value in named:
-            if value is not None:
-                overrides.setdefault(section, {})[name] = value
-        return overrides
+        named = {
+            "memory.size": self.memory,
+            "train.epochs": self.epochs,
+            "net.backbone": self.backbone,
+            "net.weights": None if self.weights is None else str(self.weights),
+            "stream.order": parse_value(self.order) if self.order and "," in self.order else self.order,
+            "runtime.device": self.device,
+            "runtime.threads": self.threads,
+            "runtime.devices": self.devices,
+            "runtime.nodes": self.nodes,
+            "runtime.compile": self.compile_,
+        }
+        return with_settings(parse_overrides(self.set_ or []), named)
 
 
 @dataclass(frozen=True)
 class RunOptions(CommonOptions):
     """Options of commands with one stream."""
 
-    steps: Annotated[str | None, Parameter(help="Number of equal steps, or their sizes: 5, or 50,10x5.")] = None
+    steps: str | None = None
+    """Number of equal steps, or their sizes: 5, or 50,10x5."""
 
     def overrides(self) -> dict[str, dict[str, Any]]:
-        overrides = super().overrides()
-        if self.steps is not None:
-            overrides.setdefault("stream", {})["steps"] = step_count(self.steps)
-        return overrides
+        from equipoise.engine.recipes import with_settings
+
+        return with_settings(super().overrides(), {"stream.steps": self.steps and step_count(self.steps)})
 
 
 def step_count(text: str) -> int | str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.engine.recipes import resolve
+from equipoise.engine.recipes import resolve, with_settings
 from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
-from equipoise.study.compare import Cell, Overrides, with_setting
+from equipoise.study.compare import Cell, Overrides
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,8 @@ class Choice:
         """Return the value that ``settings`` does not have."""
         section: dict[str, Any] = getattr(settings, self.section)
         if self.name not in section:
-            raise UsageError(
-                f"the method '{settings.method}' has no setting '{self.name}' to ablate: use --method wa "
-                "or one of its variants"
-            )
+            remedy = "use --method wa or one of its variants"
+            raise UsageError(f"the method '{settings.method}' has no setting '{self.name}' to ablate: {remedy}")
         return self.values[section[self.name] == self.values[0]]
 
 
@@ -50,7 +48,7 @@ def plan_ablation(
     for choice in CHOICES:
         value = choice.other(baseline)
         label = f"{method}, {choice.name} = {str(value).lower()}"
-        variants[label] = with_setting(sections, choice.section, choice.name, value)
+        variants[label] = with_settings(sections, {f"{choice.section}.{choice.name}": value})
         panels.append({"title": choice.title, "labels": [method, label]})
     cells = [
         Cell(label, label, resolve(dataset, method, recipe, seed, changed))

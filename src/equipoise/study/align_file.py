@@ -85,11 +85,9 @@ def _read_torch(path: Path) -> dict[str, Any]:
 
 def _holder(content: dict[str, Any], head: str) -> dict[str, Tensor]:
     """Return the dict that contains ``head``: the checkpoint itself or a state dict inside it."""
+    found: list[str] = []
     for table in (content, *(value for value in content.values() if isinstance(value, dict))):
         if isinstance(table.get(head), Tensor):
             return table
-    flat = {
-        str(name) for table in (content, *content.values()) if isinstance(table, dict)
-        for name, value in table.items() if isinstance(value, Tensor) and value.dim() == 2
-    }  # fmt: skip
-    raise unknown_name("tensor", head, flat or {"none with two dimensions"})
+        found += [str(name) for name, value in table.items() if isinstance(value, Tensor) and value.dim() == 2]
+    raise unknown_name("tensor", head, set(found) or {"none with two dimensions"})

@@ -8,7 +8,6 @@ compare.tex   the means, for a paper
 from __future__ import annotations
 
 import re
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -18,16 +17,16 @@ from typing import Any
 
 from equipoise.core.directory import Directory
 from equipoise.engine.progress import duration
-from equipoise.engine.recipes import resolve
+from equipoise.engine.recipes import resolve, with_settings
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
-from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.errors import EquipoiseError, UsageError
 from equipoise.study.experiment import Experiment, RunResult
 from equipoise.study.export_tables import comparison_csv, comparison_latex
 from equipoise.study.launch import DataCache, Job, Launcher, LaunchListener, Local
 from equipoise.study.process_group import refuse_process_group
-from equipoise.study.run_dir import RunDir
-from equipoise.study.tables import FIGURES, in_steps
+from equipoise.study.run_dir import RunDir, make_dirs
+from equipoise.study.tables import FIGURES, in_steps, mean_std
 
 FORMAT = 2
 OWNED: dict[str, Any] = {
@@ -36,6 +35,9 @@ OWNED: dict[str, Any] = {
 }
 """What equipoise writes into the directory of a comparison, besides its runs."""
 Overrides = Mapping[str, Mapping[str, Any]]
+Panels = Sequence[Mapping[str, Any]]
+CellOutcomes = dict[int, RunResult | str]
+"""The result or error message of each cell that has ended; an exception would keep the run's tensors in memory."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ def plan(
 
     All runs of one seed come before those of the next, so that an interrupted comparison compares like with like.
     """
-    sections = overrides or {}
-    streams = {str(value): with_setting(sections, "stream", "steps", value) for value in steps} or {"": sections}
+    counts: Sequence[int | str | None] = steps or [None]
+    streams = {str(count): with_settings(overrides or {}, {"stream.steps": count}) for count in counts}
     return [
         Cell(
             f"{method}, {in_steps(name)}" if len(streams) > 1 else method,
@@ -99,11 +101,6 @@ def plan(
         for method in dict.fromkeys(methods)
         for name in streams
     ]
-
-
-def with_setting(overrides: Overrides, section: str, name: str, value: Any) -> Overrides:
-    """Return the overrides with one more setting."""
-    return {**overrides, section: {**overrides.get(section, {}), name: value}}
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ def compare(
     cells: Sequence[Cell],
     out: Path,
     *,
-    panels: Sequence[Mapping[str, Any]] | None = None,
+    panels: Panels | None = None,
     data_root: str | Path | None = None,
     listener: CompareListener | None = None,
     launcher: Launcher | None = None,
@@ -151,20 +148,17 @@ def compare(
     """
     listener, data, directory = listener or CompareListener(), DataCache(data_root), Directory(out)
     _check(cells, out, data)
-    results: dict[int, RunResult | None] = {}  # by cell, so that the order of arrival does not matter
-    failed: dict[int, dict[str, Any]] = {}
-    listener.compared(_status(cells, results, failed, panels, out))
+    outcomes: CellOutcomes = {}  # by cell, so that the order of arrival does not matter
+    status = _status(cells, outcomes, panels, out)
+    listener.compared(status)
     jobs = [Job(cell.name, cell.settings, out / cell.directory) for cell in cells]
-    with closing((launcher or Local()).launch(jobs, data, listener)) as outcomes:
-        for index, outcome in outcomes:
-            results[index] = outcome if isinstance(outcome, RunResult) else None
+    with closing((launcher or Local()).launch(jobs, data, listener)) as launched:
+        for index, outcome in launched:
+            outcomes[index] = str(outcome) if isinstance(outcome, EquipoiseError) else outcome
             if isinstance(outcome, EquipoiseError):
-                cell = cells[index]
-                listener.failed(cell, outcome)
-                failed[index] = {"label": cell.label, "seed": cell.settings.seed, "error": str(outcome)}
-            status = _status(cells, results, failed, panels, out)
-            finished = _finished(cells, results)
-            if finished:
+                listener.failed(cells[index], outcome)
+            status = _status(cells, outcomes, panels, out)
+            if finished := _finished(cells, outcomes):
                 directory.write_text("compare.csv", comparison_csv(_lines(finished)))
                 directory.write_text("compare.tex", comparison_latex(status.table))
             directory.write_json("compare.json", status.table)
@@ -175,9 +169,9 @@ def compare(
 def _check(cells: Sequence[Cell], out: Path, data: DataCache) -> None:
     """Find every error that can be found before the first run starts."""
     refuse_process_group("a comparison")
-    if Directory(out).exists("config.json"):
-        raise UsageError(f"{out} holds a run or model: choose another --out for a comparison")
     directory = Directory(out)
+    if directory.exists("config.json"):
+        raise UsageError(f"{out} holds a run or model: choose another --out for a comparison")
     directory.check_owned(OWNED)
     for cell in cells:
         parts = cell.directory.parts
@@ -187,100 +181,66 @@ def _check(cells: Sequence[Cell], out: Path, data: DataCache) -> None:
         RunDir(out / cell.directory, cell.settings).check()
     for cell in {cell.label: cell for cell in cells}.values():
         Experiment.prepare(cell.settings, data.load(cell.settings))
-    try:
-        directory.make_dir()
-    except RunError as error:
-        raise UsageError(f"{error}; choose another --out") from error
+    make_dirs(directory, "")
 
 
-def _finished(cells: Sequence[Cell], results: Mapping[int, RunResult | None]) -> list[tuple[Cell, RunResult]]:
+def _finished(cells: Sequence[Cell], outcomes: CellOutcomes) -> list[tuple[Cell, RunResult]]:
     """Return the finished runs in the order of the cells."""
-    found = ((cell, results.get(index)) for index, cell in enumerate(cells))
-    return [(cell, result) for cell, result in found if result is not None]
+    found = ((cell, outcomes.get(index)) for index, cell in enumerate(cells))
+    return [(cell, result) for cell, result in found if isinstance(result, RunResult)]
 
 
-def _status(
-    cells: Sequence[Cell],
-    results: Mapping[int, RunResult | None],
-    failed: Mapping[int, dict[str, Any]],
-    panels: Sequence[Mapping[str, Any]] | None,
-    out: Path,
-) -> ComparisonStatus:
-    finished = _finished(cells, results)
-    entries = []
-    for label in dict.fromkeys(cell.label for cell in cells):
-        runs = [(cell, result) for cell, result in finished if cell.label == label]
-        entries += [_entry(runs, out)] if runs else []
+def _status(cells: Sequence[Cell], outcomes: CellOutcomes, panels: Panels | None, out: Path) -> ComparisonStatus:
+    by_label: dict[str, list[tuple[Cell, RunResult]]] = {cell.label: [] for cell in cells}
+    for cell, result in _finished(cells, outcomes):
+        by_label[cell.label].append((cell, result))
+    failed = [(cells[index], error) for index, error in sorted(outcomes.items()) if isinstance(error, str)]
     table = {
         "format": FORMAT,
         "dataset": cells[0].settings.dataset,
         "panels": panels,
-        "entries": entries,
-        "failed": [failed[index] for index in sorted(failed)],
+        "entries": [_entry(runs, out) for runs in by_label.values() if runs],
+        "failed": [{"label": cell.label, "seed": cell.settings.seed, "error": error} for cell, error in failed],
     }
-    seconds = _mean([sum(step.seconds for step in result.steps) for _, result in finished])
-    waiting = [cell for index, cell in enumerate(cells) if index not in results]
+    seconds, _ = mean_std(sum(step.seconds for step in result.steps) for _, result in _finished(cells, outcomes))
+    waiting = [cell for index, cell in enumerate(cells) if index not in outcomes]
     unfinished = sum(not Directory(out / cell.directory).is_file("summary.json") for cell in waiting)
     labels = list(dict.fromkeys(cell.label for cell in waiting))
-    return ComparisonStatus(table, labels, len(results), len(cells), None if seconds is None else seconds * unfinished)
+    return ComparisonStatus(table, labels, len(outcomes), len(cells), None if seconds is None else seconds * unfinished)
 
 
 def _entry(runs: Sequence[tuple[Cell, RunResult]], out: Path) -> dict[str, Any]:
     """Combine the runs of one label."""
     cell, results = runs[0][0], [result for _, result in runs]
-    by_step = [list(step) for step in zip(*(_accuracies(result) for result in results), strict=True)]
-    figures = {name: [result.summary[name] for result in results] for name in FIGURES.values()}
+    accuracies = [[step.accuracy for step in result.steps] for result in results]
+    by_step = [mean_std(values) for values in zip(*accuracies, strict=True)]
+    figures = {name: mean_std(result.summary[name] for result in results) for name in FIGURES.values()}
+    listed = []
+    for (run, result), accuracy in zip(runs, accuracies, strict=True):
+        where = result.directory.relative_to(out).as_posix()
+        listed.append({"seed": run.settings.seed, "directory": where, "accuracy": accuracy, **result.summary})
     return {
         "label": cell.label,
         "method": cell.settings.method,
         "steps": cell.steps,
         "seen": [step.seen for step in results[0].steps],
-        "runs": [
-            {
-                "seed": cell.settings.seed,
-                "directory": result.directory.relative_to(out).as_posix(),
-                "accuracy": _accuracies(result),
-                **result.summary,
-            }
-            for cell, result in runs
-        ],
+        "runs": listed,
         "n": len(runs),
-        "mean": {name: _mean(values) for name, values in figures.items()},
-        "std": {name: _std(values) for name, values in figures.items()},
-        "accuracy": [_mean(values) for values in by_step],
-        "accuracy_std": [_std(values) for values in by_step],
+        "mean": {name: mean for name, (mean, _) in figures.items()},
+        "std": {name: std for name, (_, std) in figures.items()},
+        "accuracy": [mean for mean, _ in by_step],
+        "accuracy_std": [std for _, std in by_step],
     }
-
-
-def _accuracies(result: RunResult) -> list[float | None]:
-    return [step.accuracy for step in result.steps]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if known else None
-
-
-def _std(values: Sequence[float | None]) -> float | None:
-    """Return the sample standard deviation; None for fewer than two runs."""
-    known = [value for value in values if value is not None]
-    return statistics.stdev(known) if len(known) > 1 else None
 
 
 def _lines(finished: Sequence[tuple[Cell, RunResult]]) -> list[dict[str, Any]]:
     """Return the lines of compare.csv: every step of every run, with the figures of the whole run."""
-    return [
-        {
-            "label": cell.label,
-            "method": cell.settings.method,
-            "steps": cell.steps,
-            "seed": cell.settings.seed,
-            **_columns(step),
-            **result.summary,
-        }
-        for cell, result in finished
-        for step in result.steps
-    ]
+    lines = []
+    for cell, result in finished:
+        settings = cell.settings
+        names = {"label": cell.label, "method": settings.method, "steps": cell.steps, "seed": settings.seed}
+        lines += [{**names, **_columns(step), **result.summary} for step in result.steps]
+    return lines
 
 
 def _columns(step: StepResult) -> dict[str, Any]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from equipoise.engine.progress import ProgressBar, duration
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
 from equipoise.learn.stage import TrainListener
+from equipoise.study.tables import FIGURES, one_decimal
 
 Summary = Mapping[str, float | None]
 
@@ -28,7 +27,7 @@ class RunStart:
     settings: Settings
     sizes: Sequence[int]
     """Classes of each step."""
-    loads: Sequence[int]
+    workloads: Sequence[int]
     """Images that each step will train on, over all epochs."""
     results: Sequence[StepResult]
     """Steps that are finished already."""
@@ -80,18 +79,8 @@ class JsonRunPrinter(RunListener):
         print(json.dumps({"summary": dict(summary), "directory": str(directory)}), flush=True)
 
 
-COLUMNS = {
-    "step": 6,
-    "classes": 9,
-    "top-1": 7,
-    "before": 8,
-    "top-5": 7,
-    "γ": 7,
-    "e(n)": 6,
-    "e(o,n)": 8,
-    "e(o,o)": 8,
-    "time": 8,
-}
+HEADINGS = ("step", "classes", "top-1", "before", "top-5", "γ", "e(n)", "e(o,n)", "e(o,o)", "time")
+LINE = "{:>6}{:>9}{:>7}{:>8}{:>7}{:>7}{:>6}{:>8}{:>8}{:>8}"
 LEGEND = (
     "before: top-1 without the correction; e(n): new images misclassified; e(o,n): old images predicted as new "
     "classes; e(o,o): old images predicted as other old classes"
@@ -112,11 +101,10 @@ class RunTable(ProgressBar, RunListener):
                 self.console.print(f"  evaluated on {held} held-out training images per class, not on test images")
             if results or start.epochs_done:
                 more = f" and {start.epochs_done} epochs of the next" if start.epochs_done else ""
-                self.console.print(
-                    f"  continuing the run in {escape(str(start.directory))} after step {len(results)}{more}"
-                )
+                done = f"step {len(results)}{more}"
+                self.console.print(f"  continuing the run in {escape(str(start.directory))} after {done}")
             self._print_head()
-        self.start(start.loads, len(results))
+        self.start(start.workloads, len(results))
         for result in results:
             self.step(result)
 
@@ -126,21 +114,21 @@ class RunTable(ProgressBar, RunListener):
             self._print_row(result, len(self.loads))
 
     def _print_head(self) -> None:
-        self.console.print(_line(tuple(COLUMNS)), style="bold")
+        self.console.print(LINE.format(*HEADINGS), style="bold")
 
     def _print_row(self, result: StepResult, steps: int) -> None:
         errors = result.errors
         cells = (
             f"{result.step}/{steps}",
-            str(result.seen),
-            _figure(result.accuracy),
-            _figure(result.accuracy_uncorrected) if result.corrected else "–",
-            _figure(result.accuracy_top5),
+            result.seen,
+            one_decimal(result.accuracy),
+            one_decimal(result.accuracy_uncorrected if result.corrected else None),
+            one_decimal(result.accuracy_top5),
             "–" if result.gamma is None else f"{result.gamma:.3f}",
-            *(str(count) for count in (errors.e_n, errors.e_on, errors.e_oo)),
+            *(errors.e_n, errors.e_on, errors.e_oo),
             duration(result.seconds),
         )
-        self.console.print(_line(cells))
+        self.console.print(LINE.format(*cells))
 
     def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
         self.close()
@@ -148,32 +136,13 @@ class RunTable(ProgressBar, RunListener):
         self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
 
     def _print_summary(self, summary: Summary) -> None:
-        self.console.print(f"  [bold]{summary_line(summary)}[/]", soft_wrap=True)
+        words = ("last", "average without step 1", "with it", "forgetting")
+        figures = [f"{word} {one_decimal(summary[name])}" for word, name in zip(words, FIGURES.values(), strict=True)]
+        self.console.print(f"  [bold]{', '.join(figures)}[/]", soft_wrap=True)
         if not self.quiet:
             self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
 
 
-def summary_line(summary: Summary) -> str:
-    """Return a run's summary in one line."""
-    parts = {
-        "last": "last",
-        "average without step 1": "average_without_first",
-        "with it": "average_with_first",
-        "forgetting": "forgetting",
-    }
-    return ", ".join(f"{words} {_figure(summary[name])}" for words, name in parts.items())
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
 def make_listener(json_lines: bool, quiet: bool) -> RunListener:
     """Return the listener that ``equipoise run`` uses."""
-    if json_lines:
-        return JsonRunPrinter()
-    return RunTable(quiet, Console(file=sys.stdout, highlight=False))
+    return JsonRunPrinter() if json_lines else RunTable(quiet)

@@ -80,7 +80,7 @@ class Experiment:
             predicted.append(len(step.images) + int(old.sum()))
         return predicted
 
-    def loads(self) -> list[int]:
+    def workloads(self) -> list[int]:
         """Predict how many images each step will train on, over all epochs."""
         train = self.settings.train
         return [train.for_step(index).epochs * images for index, images in enumerate(self.images_per_epoch(), 1)]
@@ -88,15 +88,15 @@ class Experiment:
     def estimate_seconds(self) -> float:
         """Estimate the training time with a short trial of the first two steps (modifies the method)."""
         rates: list[float] = []
-        loads = self.loads()
+        workloads = self.workloads()
         for index in (1, 2)[: len(self.stream)]:
             step = self.stream[index]
             images = step.images if index == 1 else join([step.images, self.stream.before(step)])
             rate = self.learner.throughput(step, images)
             if rate is None:  # the method trains only in the first step
-                return loads[0] / rates[0]
+                return workloads[0] / rates[0]
             rates.append(rate)
-        return loads[0] / rates[0] + sum(loads[1:]) / rates[-1]
+        return workloads[0] / rates[0] + sum(workloads[1:]) / rates[-1]
 
 
 def load_data(settings: Settings, data_root: str | Path | None) -> Dataset:
@@ -112,10 +112,11 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], li
     learner, stream = experiment.learner, experiment.stream
     _check_same(settings, stream)
     with ExitStack() as stack:
-        progress = distributed.broadcast(lambda: stack.enter_context(run_dir.open(stream)).progress())
-        run_dir.restore(progress, learner.method, learner.memory, stream.train.store)
+        progress = distributed.broadcast(lambda: stack.enter_context(run_dir.open(stream)))
+        run_dir.restore(progress, learner, stream.train.store)
         results = list(progress.results)
-        listener.run(RunStart(settings, stream.sizes, experiment.loads(), tuple(results), directory, progress.epochs))
+        workloads = experiment.workloads()
+        listener.run(RunStart(settings, stream.sizes, workloads, tuple(results), directory, progress.epochs))
         for step in stream:
             if step.index > len(progress.results):
                 results.append(_learn(experiment, step, run_dir, listener))
@@ -148,7 +149,5 @@ def _learn(experiment: Experiment, step: Step, run_dir: RunDir, listener: RunLis
     images, tests = experiment.training_images(step), stream.tests(step)
     outcome = learner.learn(step, images, tests, stream.names[: step.seen], listener, store)
     if distributed.is_main():
-        run_dir.finish_step(
-            outcome.result, learner.method.state_dict(), learner.memory.row_indices(), outcome.tensors()
-        )
+        run_dir.finish_step(outcome, learner)
     return outcome.result

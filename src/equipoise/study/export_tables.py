@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from equipoise.study.tables import FIGURES, Entry, Spread, in_steps, legend, panels, spread_note, spread_of
+from equipoise.study.tables import FIGURES, Entry, in_steps, legend, panels, spread_note, spread_of
 
 
 def comparison_csv(lines: Sequence[dict[str, Any]]) -> str:
@@ -38,26 +37,20 @@ def _latex(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in text)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the LaTeX table: a figure of the entries with the given number of steps."""
-
-    steps: str
-    heading: str
-    spread: Callable[[Entry], Spread]
-
-
 def comparison_latex(table: dict[str, Any]) -> str:
     """Return a booktabs table: one row per method; one column per step, or two for each number of steps."""
     entries = table["entries"]
     streams = list(dict.fromkeys(entry["steps"] for entry in entries))
     several = len(streams) > 1
-    columns = [column for steps in streams for column in _columns(entries, steps, several)]
+    headings = ["last", "avg"]
+    if len(streams) == 1:  # the column "last" would repeat the last step's
+        headings = [*map(str, entries[0]["seen"]), *(heading for heading in FIGURES if heading != "last")]
+    columns = [(steps, heading) for steps in streams for heading in headings]
     name = "method" if several else "label"
     found = {(entry[name], entry["steps"]): entry for entry in entries}
     rules, body = [], []
     if several:
-        width = len(columns) // len(streams)
+        width = len(headings)
         groups = [f"\\multicolumn{{{width}}}{{c}}{{{_latex(in_steps(steps))}}}" for steps in streams]
         spans = [f"\\cmidrule(lr){{{2 + i * width}-{1 + i * width + width}}}" for i in range(len(streams))]
         rules = [_row(["", *groups]), " ".join(spans)]
@@ -65,12 +58,12 @@ def comparison_latex(table: dict[str, Any]) -> str:
         body += [r"\midrule"]
         body += [f"\\multicolumn{{{len(columns) + 1}}}{{l}}{{\\emph{{{_latex(panel)}}}}} \\\\"] if panel else []
         for label in labels:
-            mine = [(column, found.get((label, column.steps))) for column in columns]
-            if any(entry for _, entry in mine):
-                body.append(_row([_latex(label), *(_number(column, entry) for column, entry in mine)]))
+            mine = [(found.get((label, steps)), heading) for steps, heading in columns]
+            if any(entry for entry, _ in mine):
+                body.append(_row([_latex(label), *(_number(entry, heading) for entry, heading in mine)]))
     stream = "" if several else "".join(f", in {in_steps(steps)}" for steps in streams)
     caption = f"Top-1 accuracy in % on all classes of {table['dataset']} learned so far{stream}; {spread_note(table)}; "
-    caption += f"{legend(dict.fromkeys(column.heading for column in columns))}."
+    caption += f"{legend(headings if columns else [])}."
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
@@ -79,7 +72,7 @@ def comparison_latex(table: dict[str, Any]) -> str:
         f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
         r"\toprule",
         *rules,
-        _row(["method", *(column.heading for column in columns)]),
+        _row(["method", *(heading for _, heading in columns)]),
         *body,
         r"\bottomrule",
         r"\end{tabular}",
@@ -88,26 +81,18 @@ def comparison_latex(table: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _columns(entries: Sequence[Entry], steps: str, several: bool) -> list[Column]:
-    def figure(heading: str) -> Column:
-        return Column(steps, heading, lambda entry: spread_of(entry, heading))
-
-    def after(step: int, classes: int) -> Column:
-        return Column(steps, str(classes), lambda entry: (entry["accuracy"][step], entry["accuracy_std"][step]))
-
-    if several:
-        return [figure("last"), figure("avg")]
-    seen = next(entry["seen"] for entry in entries if entry["steps"] == steps)
-    sums = [heading for heading in FIGURES if heading != "last"]  # it is the last step's column
-    return [*(after(step, classes) for step, classes in enumerate(seen)), *map(figure, sums)]
-
-
 def _row(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _number(column: Column, entry: Entry | None) -> str:
-    mean, std = column.spread(entry) if entry else (None, None)
+def _number(entry: Entry | None, heading: str) -> str:
+    """Return a figure of an entry, or its accuracy after as many classes as the heading says."""
+    mean = std = None
+    if entry and heading in FIGURES:
+        mean, std = spread_of(entry, heading)
+    elif entry:
+        step = entry["seen"].index(int(heading))
+        mean, std = entry["accuracy"][step], entry["accuracy_std"][step]
     if mean is None:
         return "--"
     return f"{mean:.1f}" if std is None else f"${mean:.1f} \\pm {std:.1f}$"

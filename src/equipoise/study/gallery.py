@@ -30,15 +30,14 @@ KINDS = {"fixed": 10, "broken": 5, "wrong": 5, "correct": 4}
 def write_gallery(folder: Directory, memory: Memory, tests: Images, predictions: dict[str, Tensor]) -> None:
     """Write sheets of thumbnails and gallery.json, which describes them and is written last."""
     folder.make_dir()
-    columns = max(1, min(PER_CLASS, THUMBNAILS // max(len(memory.exemplars), 1)))
-    rows = [images.select(torch.arange(min(columns, len(images)))) for _, images in sorted(memory.exemplars.items())]
+    exemplars = sorted(memory.exemplars.items())
+    columns = max(1, min(PER_CLASS, THUMBNAILS // max(len(exemplars), 1)))
+    rows = [images.select(torch.arange(min(columns, len(images)))) for _, images in exemplars]
+    kept = [{"label": label, "kept": len(images)} for label, images in exemplars]
     shown = choose_examples(predictions)
-    contents: dict[str, Any] = {"columns": columns, "exemplars": [], "examples": shown}
+    contents: dict[str, Any] = {"columns": columns, "exemplars": kept, "examples": shown}
     if rows:
         contents["edge"], contents["rows"] = _write_sheet(folder, "exemplars.webp", rows, columns)
-        contents["exemplars"] = [
-            {"label": label, "kept": len(images)} for label, images in sorted(memory.exemplars.items())
-        ]
     if shown:
         where = torch.tensor([entry["image"] for entry in shown])
         contents["example_edge"], _ = _write_sheet(folder, "examples.webp", [tests.select(where)], len(shown))

@@ -16,8 +16,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -39,11 +39,17 @@ from equipoise.engine.results import read_results
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, ReportedError, RunError, UsageError, describe_os_error
 from equipoise.learn.runtime import Runtime, keep_freed_memory
-from equipoise.study.console import RunListener
+from equipoise.study.console import ListenerGroup, RunListener
 from equipoise.study.experiment import RunResult, execute
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+    Messages = SimpleQueue[tuple[str, str]]
+    """Errors of the processes: the name of the class, or nothing for an internal error, and the message."""
+
+for name in ("lightning_fabric.utilities", "torch.multiprocessing.spawn"):
+    logging.getLogger(name).setLevel(logging.ERROR)  # here, since Fabric logs before a new process calls our function
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,10 @@ class RunTask:
     settings: Settings
     directory: Path
     load: Callable[[], Dataset]
-    listener: Callable[[], RunListener]
-    """Makes the listener; called in the main process only."""
+    screen: Callable[[], RunListener] = RunListener
+    """Makes the listener that shows the progress; called in the main process only."""
+    listeners: Sequence[RunListener] = ()
+    """Further listeners, for the main process."""
 
 
 def launch(task: RunTask) -> RunResult:
@@ -103,7 +111,7 @@ def _spawn(fabric: Fabric, function: Callable[[Fabric], object]) -> None:
     """Start the processes and wait for them; an error in any of them becomes one readable error."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns if a stage trains the whole network
     port, others = os.environ.get("MASTER_PORT"), multiprocessing.active_children()
-    messages: SimpleQueue[tuple[str, str]] = multiprocessing.get_context("spawn").SimpleQueue()
+    messages: Messages = multiprocessing.get_context("spawn").SimpleQueue()
     try:
         pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -154,7 +162,6 @@ def _fabric(runtime: Runtime, layout: LaunchEnv) -> Fabric:
     from lightning_fabric.plugins import environments
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    _silence_loggers()
     kind = torch.device(runtime.device)
     if kind.index is not None or kind.type not in ("cpu", "cuda"):
         raise UsageError(
@@ -177,15 +184,7 @@ def _fabric(runtime: Runtime, layout: LaunchEnv) -> Fabric:
         raise UsageError(f"{layout.devices} devices of type {kind.type} are not available here: {error}") from error
 
 
-def _silence_loggers() -> None:
-    for name in ("lightning_fabric.utilities", "torch.multiprocessing.spawn"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
-_silence_loggers()  # in a new process, Fabric logs before our function is called
-
-
-def _child(fabric: Fabric, function: Callable[[Fabric], object], messages: SimpleQueue[tuple[str, str]]) -> None:
+def _child(fabric: Fabric, function: Callable[[Fabric], object], messages: Messages) -> None:
     """Run the function in a process that was started here."""
     keep_freed_memory()
     for end in (signal.SIGTERM, signal.SIGINT):  # SIGINT also arrives when the parent has exited
@@ -201,12 +200,12 @@ def _child(fabric: Fabric, function: Callable[[Fabric], object], messages: Simpl
     dist.destroy_process_group()
 
 
-def _report(error: BaseException, messages: SimpleQueue[tuple[str, str]]) -> None:
+def _report(error: BaseException, messages: Messages) -> None:
     """Send an error to the parent process, unless it is reported already."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process exits now; no traceback
     if isinstance(error, OSError):
-        messages.put((RunError.__name__, describe_os_error(error)))
-    elif isinstance(error, EquipoiseError) and not isinstance(error, ReportedError):
+        error = RunError(describe_os_error(error))
+    if isinstance(error, EquipoiseError) and not isinstance(error, ReportedError):
         messages.put((type(error).__name__, str(error)))
     elif isinstance(error, Exception) and not isinstance(error, EquipoiseError):
         messages.put(("", traceback.format_exc()[-4000:]))
@@ -223,11 +222,14 @@ def _leave(code: int) -> NoReturn:
 def _take_part(fabric: Fabric, task: RunTask) -> RunResult:
     """Do this process's part of a run."""
     runtime = task.settings.runtime
-    runtime = replace(runtime, device=str(fabric.device), threads=_threads(runtime, fabric.device))
+    threads = runtime.threads
+    if threads is None and fabric.device.type == "cpu":  # divide the cores of a machine among its processes
+        threads = max(1, (os.cpu_count() or 1) // runtime.devices)
+    runtime = replace(runtime, device=str(fabric.device), threads=threads)
     mine = replace(task, settings=replace(task.settings, runtime=runtime))
     is_main = distributed.is_main()
     try:
-        return _run(mine if is_main else replace(mine, listener=RunListener))
+        return _run(mine if is_main else RunTask(mine.settings, mine.directory, mine.load))
     except (distributed.LostPeerError, KeyboardInterrupt) as error:
         if is_main:
             raise
@@ -235,23 +237,11 @@ def _take_part(fabric: Fabric, task: RunTask) -> RunResult:
 
 
 def _run(task: RunTask) -> RunResult:
-    listener = task.listener()
-    try:
+    with closing(ListenerGroup(task.screen(), *task.listeners)) as listener:
         return execute(task.settings, task.directory, task.load, listener)
-    finally:
-        listener.close()
 
 
-def _threads(runtime: Runtime, device: torch.device) -> int | None:
-    """Divide the cores of a machine among its processes."""
-    if runtime.threads is not None or device.type != "cpu":
-        return runtime.threads
-    return max(1, (os.cpu_count() or 1) // runtime.devices)
-
-
-def _explain(
-    error: ProcessExitedException | ProcessRaisedException, messages: SimpleQueue[tuple[str, str]], processes: int
-) -> None:
+def _explain(error: ProcessExitedException | ProcessRaisedException, messages: Messages, processes: int) -> None:
     """Raise a readable error that explains why the processes ended, if possible."""
     heard = []
     while not messages.empty():
@@ -259,11 +249,10 @@ def _explain(
     for kind, text in sorted(heard, reverse=True):  # tracebacks of internal errors come last
         if kind != distributed.LostPeerError.__name__:
             raise getattr(errors, kind, RuntimeError)(text) from error
+    which = f"process {error.error_index + 1} of {processes}"
     if isinstance(error, ProcessExitedException) and error.signal_name:
         why = "SIGKILL; out of memory?" if error.signal_name == "SIGKILL" else error.signal_name
-        raise RunError(
-            f"process {error.error_index + 1} of {processes} was killed ({why}): {distributed.RESUME_HINT}"
-        ) from error
+        raise RunError(f"{which} was killed ({why}): {distributed.RESUME_HINT}") from error
     for _, text in heard:
         raise RunError(text) from error
     if isinstance(error, ProcessExitedException) and error.exit_code == 130:
@@ -272,7 +261,7 @@ def _explain(
         raise RunError("the processes cannot connect: MASTER_PORT is in use or invalid; choose another") from error
     if isinstance(error, ProcessExitedException):
         raise RunError(
-            f"process {error.error_index + 1} of {processes} could not start (exit code {error.exit_code}): "
+            f"{which} could not start (exit code {error.exit_code}): "
             'a script that uses several processes must be a file with an `if __name__ == "__main__":` guard'
         ) from error
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.seeding import preserve_rng
-from equipoise.engine.recipes import resolve
+from equipoise.engine.recipes import resolve, with_settings
 from equipoise.learn.method import Method
 from equipoise.methods.registry import register
 from equipoise.study.console import RunListener
@@ -57,16 +57,10 @@ def run(
     RunResult
         The directory, the result of each step, and the summary.
     """
-    sections = {section: dict(values) for section, values in (overrides or {}).items()}
-    if steps is not None:
-        sections.setdefault("stream", {})["steps"] = steps
+    sections = with_settings(overrides or {}, {"stream.steps": steps})
     name = register(method) if isinstance(method, type) else method
     settings = resolve(dataset, name, recipe, seed, sections)
     directory = Path(out) if out else default_directory(settings)
     load = partial(load_data, settings, data_root)
     with preserve_rng():
-        return launch(RunTask(settings, directory, load, partial(_given, listener)))
-
-
-def _given(listener: RunListener | None) -> RunListener:
-    return listener or RunListener()
+        return launch(RunTask(settings, directory, load, listeners=[listener] if listener else []))

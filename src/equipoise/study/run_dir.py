@@ -18,18 +18,18 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from torch import Tensor
 
+from equipoise.core.config import flatten
 from equipoise.core.directory import TEMPORARY, Directory
 from equipoise.core.open_dir import printable
 from equipoise.core.tensors import read_tensors, write_tensors
@@ -37,10 +37,11 @@ from equipoise.data.images import Images, Store
 from equipoise.data.memory import Memory
 from equipoise.data.stream import ClassStream
 from equipoise.engine.checkpoint import StepCheckpoint
+from equipoise.engine.learner import Learner
 from equipoise.engine.results import FORMAT, StepResult, read_results, write_lines
 from equipoise.engine.settings import Settings
+from equipoise.engine.step import StepOutcome
 from equipoise.errors import RunError, UsageError
-from equipoise.learn.method import Method
 from equipoise.learn.runtime import processor
 from equipoise.study.gallery import write_gallery
 from equipoise.version import __version__
@@ -83,7 +84,7 @@ class Progress:
 
 
 class RunDir:
-    """Open as a context: one process at a time."""
+    """The directory of a run; one process at a time may open it."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path, self.settings = path, settings
@@ -104,33 +105,22 @@ class RunDir:
             stored = Settings.from_identity(config["settings"]).identity()
         except (UsageError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(f"cannot read its settings: {error}") from error
-        difference = first_difference(stored, self.settings.identity())
-        if difference:
-            raise UsageError(f"{self.path} holds a run with {printable(difference)}: choose another --out or remove it")
+        old, new = flatten(stored), flatten(self.settings.identity())
+        for name in old | new:
+            if old.get(name) != new.get(name):
+                what = f"{_shown_name(name)}={_shown(old.get(name))}, but this command has {_shown(new.get(name))}"
+                raise UsageError(f"{self.path} holds a run with {printable(what)}: choose another --out or remove it")
 
     def _damaged(self, why: object) -> RunError:
         return RunError(f"the run in {self.path} is damaged ({printable(str(why))}): remove it to start again")
 
-    def open(self, stream: ClassStream) -> Self:
+    @contextmanager
+    def open(self, stream: ClassStream) -> Iterator[Progress]:
         """Lock the directory and read how far the run is."""
-        try:
-            for name in ("checkpoint", "predictions"):
-                self.directory.make_dir(name)
-        except RunError as error:
-            raise UsageError(f"{error}; choose another --out") from error
-        with ExitStack() as stack:
-            stack.enter_context(self.directory.lock())
+        make_dirs(self.directory, "checkpoint", "predictions")
+        with self.directory.lock():
             self._read(stream)
-            self._lock = stack.pop_all()
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.close()
+            yield self._progress()
 
     def _read(self, stream: ClassStream) -> None:
         self.check()
@@ -143,8 +133,7 @@ class RunDir:
         if self._manifest.data != fingerprint:
             raise RunError(f"the data changed since the run in {self.path} began: restore it, or choose another --out")
         self._remove_temporary()
-        self._tidy()
-        self.current_step = self._next_step()
+        self._begin_step()
 
     def _read_manifest(self) -> Manifest | None:
         """Read and check the manifest: files that it does not name will be deleted."""
@@ -163,14 +152,7 @@ class RunDir:
 
     # ---- finished steps
 
-    @property
-    def steps_done(self) -> int:
-        return self._manifest.steps
-
-    def _next_step(self) -> StepCheckpoint:
-        return StepCheckpoint(self._checkpoint, "step", f"step {self.steps_done + 1}")
-
-    def progress(self) -> Progress:
+    def _progress(self) -> Progress:
         """Return everything that is needed to continue."""
         manifest = self._manifest
         try:
@@ -179,55 +161,49 @@ class RunDir:
         except RunError as error:
             raise self._damaged(error) from error
 
-    def restore(self, progress: Progress, method: Method, memory: Memory, store: Store) -> None:
-        """Bring a method and its memory to the end of the last finished step."""
+    def restore(self, progress: Progress, learner: Learner, store: Store) -> None:
+        """Bring a learner to the end of the last finished step."""
         if progress.state is None:
             return
         try:
-            method.load_state_dict(progress.state)
+            learner.method.load_state_dict(progress.state)
             seen = progress.results[-1].seen
-            if sum(method.steps) != seen:
+            if sum(learner.method.steps) != seen:
                 raise ValueError(f"the state does not have {seen} classes")
-            if not all(0 <= label < seen and _in_range(rows, len(store)) for label, rows in progress.memory):
-                raise ValueError("an exemplar is not a training image")
-            memory.restore(progress.memory, store)
+            for label, rows in progress.memory:
+                if not 0 <= label < seen or not all(0 <= row < len(store) for row in rows):
+                    raise ValueError("an exemplar is not a training image")
+            learner.memory.restore(progress.memory, store)
         except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
             raise self._damaged(str(error).splitlines()[0]) from error
 
     def results(self) -> list[StepResult]:
         """Return the results of the finished steps."""
-        if not self.steps_done:
+        done = self._manifest.steps
+        if not done:
             return []
-        lines = self.directory.read_json_lines("metrics.jsonl")[: self.steps_done]
+        lines = self.directory.read_json_lines("metrics.jsonl")[:done]
         results = read_results(lines, "metrics.jsonl", self._names)
-        if [result.seen for result in results] != list(accumulate(self._sizes[: self.steps_done])):
+        if [result.seen for result in results] != list(accumulate(self._sizes[:done])):
             raise RunError("metrics.jsonl does not have the steps of this run")
         return results
 
-    def finish_step(
-        self,
-        result: StepResult,
-        state: dict[str, Tensor],
-        memory: dict[int, list[int]],
-        predictions: dict[str, Tensor],
-    ) -> None:
+    def finish_step(self, outcome: StepOutcome, learner: Learner) -> None:
         """Save a finished step; replacing the manifest commits it."""
-        write_tensors(self.directory, f"predictions/step-{result.step}.safetensors", predictions)
+        result, memory = outcome.result, list(learner.memory.row_indices().items())
+        write_tensors(self.directory, f"predictions/step-{result.step}.safetensors", outcome.tensors())
         self.directory.write_text("metrics.jsonl", write_lines([*self.results(), result]))
         name = _state_name(result.step)
-        write_tensors(self._checkpoint, name, state)
-        self._manifest = replace(
-            self._manifest, format=FORMAT, steps=result.step, state=name, memory=list(memory.items())
-        )
+        write_tensors(self._checkpoint, name, learner.method.state_dict())
+        self._manifest = Manifest(FORMAT, self._manifest.data, result.step, name, memory)
         self._checkpoint.write_json("manifest.json", asdict(self._manifest))
-        self._tidy()
-        self.current_step = self._next_step()
+        self._begin_step()
 
     def finish(self, summary: Mapping[str, float | None], memory: Memory, tests: Images) -> None:
         """Save what is written after the last step."""
         gallery = self.directory.sub("gallery")
         if not gallery.exists("gallery.json"):
-            predictions = read_tensors(self.directory, f"predictions/step-{self.steps_done}.safetensors")
+            predictions = read_tensors(self.directory, f"predictions/step-{self._manifest.steps}.safetensors")
             write_gallery(gallery, memory, tests, predictions)
         self.directory.write_json("summary.json", dict(summary))
 
@@ -240,20 +216,29 @@ class RunDir:
             if self.directory.exists(name):
                 self.directory.remove_temporary(name)
 
-    def _tidy(self) -> None:
-        """Delete old states."""
+    def _begin_step(self) -> None:
+        """Delete old states, and open the checkpoint of the next step."""
         for entry in self._checkpoint.entries():
             if STATE.fullmatch(entry.name) and entry.name != self._manifest.state:
                 self._checkpoint.remove(entry.name)
+        self.current_step = StepCheckpoint(self._checkpoint, "step", f"step {self._manifest.steps + 1}")
+
+
+def make_dirs(directory: Directory, *names: str, option: str = "--out") -> None:
+    """Create directories in a place that the user chose with ``option``; an empty name is the place itself."""
+    try:
+        for name in names:
+            directory.make_dir(name)
+    except RunError as error:
+        raise UsageError(f"{error}; choose another {option}") from error
 
 
 def read_config(directory: Directory) -> dict[str, Any]:
     """Read config.json of a run of this or an older version."""
-    config = directory.read_json("config.json")
-    if not isinstance(config, dict) or not isinstance(config.get("settings"), dict):
-        raise RunError(f"{directory.path / 'config.json'} is damaged (it has no settings): restore it from a copy")
-    if not isinstance(config.get("format"), int):
-        raise RunError(f"{directory.path / 'config.json'} is damaged (it has no format): restore it from a copy")
+    config: dict[str, Any] = directory.read_json("config.json")
+    for name, kind in {"settings": dict, "format": int}.items():
+        if not isinstance(config, dict) or not isinstance(config.get(name), kind):
+            raise RunError(f"{directory.path / 'config.json'} is damaged (it has no {name}): restore it from a copy")
     _check_format(config["format"], directory.path)
     return config
 
@@ -270,53 +255,43 @@ def _state_name(step: int) -> str:
     return f"step-{step}.safetensors"
 
 
-def _in_range(rows: Iterable[int], count: int) -> bool:
-    return all(0 <= row < count for row in rows)
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings as text, by the names that ``--set`` takes."""
+    return {_shown_name(name): _shown(value) for name, value in flatten(settings).items()}
 
 
-def first_difference(old: Any, new: Any, where: str = "") -> str | None:
-    """Describe the first setting in which two runs differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            found = first_difference(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-            if found:
-                return found
-        return None
-    if old == new:
-        return None
-    name = where.replace("fields.", "method.")
-    return f"{name}={_shown(old)}, but this command has {_shown(new)}"
+def _shown_name(name: str) -> str:
+    return name.replace("fields.", "method.")
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def environment() -> dict[str, Any]:
     """Return the command, versions and machine, for config.json."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "equipoise": __version__,
         "commit": _commit_of(Path(__file__).parent),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "numpy", "pillow", "scikit-learn")},
-        "machine": {"system": platform.platform(), "cores": _cores(), "cpu": processor()},
+        "machine": {"system": platform.platform(), "cores": cores, "cpu": processor()},
     }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _commit_of(folder: Path) -> str | None:
     """Return the commit of a source checkout, with + for uncommitted changes; None for an installed package."""
-    git = ["git", "-C", str(folder)]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=True)
-        if Path(top.stdout.strip()).resolve() not in folder.resolve().parents or ".venv" in folder.parts:
+        top = Path(git("rev-parse", "--show-toplevel")).resolve()
+        if top not in folder.resolve().parents or ".venv" in folder.parts:
             return None
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
-        return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,12 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-FIGURES = {
-    "last": "last",
-    "avg": "average_without_first",
-    "avg+1": "average_with_first",
-    "forgets": "forgetting",
-}
+FIGURES = {"last": "last", "avg": "average_without_first", "avg+1": "average_with_first", "forgets": "forgetting"}
 """Column headings and their keys in summary.json."""
 DIFFERENCES = {"Δ last": "last", "Δ avg": "avg"}
 """Figures that panels also show as differences from their first line."""
@@ -77,18 +73,16 @@ def comparison(table: dict[str, Any], console: Console, pending: Sequence[str] =
     figures = list(DIFFERENCES.values() if table["panels"] else FIGURES)
     choices = [(seen[::-1][::every][::-1], figures) for every in range(1, len(seen) + 1)]
     choices += [([], figures[:count]) for count in range(len(figures), 0, -1)]
-    grids = (_grid(table, steps, chosen, pending) for steps, chosen in choices)
-    grid = next((grid for grid in grids if _width(grid, console) <= console.width), None)
-    grid = grid or _grid(table, [], figures[:1], pending)
+    options = console.options.update(max_width=10_000)
+    for steps, chosen in choices:
+        grid = _grid(table, steps, chosen, pending)
+        if console.measure(grid, options=options).maximum <= console.width:
+            break
     title = Text(f"{table['dataset']}: top-1 % by number of classes learned", style="bold")
     shown = {column.header for column in grid.columns}
     if shown >= {*map(str, seen), *figures}:
         return Group(title, grid)
     return Group(title, grid, Text("some columns do not fit the terminal", style="dim"))
-
-
-def _width(grid: Table, console: Console) -> int:
-    return console.measure(grid, options=console.options.update(max_width=10_000)).maximum
 
 
 def _grid(table: dict[str, Any], seen: Sequence[int], figures: Sequence[str], pending: Sequence[str]) -> Table:
@@ -129,18 +123,30 @@ def spread_of(entry: Entry, figure: str) -> Spread:
     return entry["mean"][FIGURES[figure]], entry["std"][FIGURES[figure]]
 
 
+def mean_std(values: Iterable[float | None]) -> Spread:
+    """Return the mean of the known values, and their sample standard deviation if there are two."""
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None
+
+
+def one_decimal(value: float | None, sign: str = "") -> str:
+    """Format a figure.
+
+    >>> one_decimal(66.64), one_decimal(1.25, "+"), one_decimal(None)
+    ('66.6', '+1.2', '–')
+    """
+    return "–" if value is None or math.isnan(value) else f"{value:{sign}.1f}"
+
+
 def _difference(entry: Entry, first: Entry | None, figure: str) -> Spread:
     """Return the difference from the first entry, over the seeds that both have."""
     if first is None or entry is first:
         return None, None
     base = {run["seed"]: run[FIGURES[figure]] for run in first["runs"]}
     pairs = [(run[FIGURES[figure]], base.get(run["seed"])) for run in entry["runs"]]
-    found = [mine - other for mine, other in pairs if mine is not None and other is not None]
-    return statistics.mean(found) if found else None, statistics.stdev(found) if len(found) > 1 else None
+    return mean_std(mine - other for mine, other in pairs if mine is not None and other is not None)
 
 
 def _figure(spread: Spread, sign: str = "") -> str:
     mean, std = spread
-    if mean is None:
-        return "–"
-    return f"{mean:{sign}.1f}" if std is None else f"{mean:{sign}.1f}±{std:.1f}"
+    return one_decimal(mean, sign) + ("" if std is None else f"±{std:.1f}")

@@ -34,7 +34,7 @@ class Tracker(RunListener):
     """Reports a run to one tracker; any failure there is a warning and ends the tracking, not the run."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.failed = name, False
+        self.name, self.failed, self.epochs = name, False, 0
         self.backend: TrackerBackend | None = None
 
     @contextmanager
@@ -67,66 +67,54 @@ class Tracker(RunListener):
         if state.finished:
             return
         name = f"{settings.dataset}-{settings.method}-seed{settings.seed}"
-        folder = self.directory.path / self.name
-        backend = kind(TrackedRun(name, _plain(flatten(settings.identity())), folder, state.id))
+        # not every tracker accepts lists
+        values = flatten(settings.identity()).items()
+        plain = {key: str(value) if isinstance(value, list) else value for key, value in values}
+        self.backend = kind(TrackedRun(name, plain, self.directory.path / self.name, state.id))
         missed = start.results[state.steps :]  # learned without this tracker, or before it was killed
         self.epochs = state.epochs + len(missed) * settings.train.epochs
-        self.backend = backend
-        self._save(replace(state, id=backend.id))
+        self._save(replace(state, id=self.backend.id))
         for result in missed:
-            self._log_step(backend, result)
+            self.step(result)
 
     def _save(self, state: TrackerState) -> None:
         self.state = state
         self.directory.write_json(self.file, asdict(state))
 
-    def _log(self, backend: TrackerBackend, axis: str, at: int, figures: Mapping[str, Any]) -> None:
-        numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
-        backend.log(axis, at, self.epochs + self.state.steps + (axis == "step"), numbers)
-
-    def _log_step(self, backend: TrackerBackend, result: StepResult) -> None:
-        figures = flatten({name: value for name, value in result.to_dict().items() if name != "step"})
-        self._log(backend, "step", result.step, figures)
-        self._save(replace(self.state, steps=result.step, epochs=self.epochs))
+    def _log(self, axis: str, at: int, figures: Mapping[str, Any], **received: Any) -> None:
+        """Log figures, then save what the tracker has received."""
+        if self.backend is not None:
+            with self._guarded():
+                numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+                self.backend.log(axis, at, self.epochs + self.state.steps + (axis == "step"), numbers)
+                if received:
+                    self._save(replace(self.state, **received))
 
     def stage(self, name: str, epochs: int, images: int, done: int) -> None:
         self.stage_name = name
-        if self.backend is not None:
-            self.epochs += done
+        self.epochs += done
 
     def epoch(self, epoch: int, loss: float, lr: float) -> None:
-        if self.backend is not None:
-            self.epochs += 1
-            with self._guarded():
-                figures = {f"loss/{self.stage_name}": loss, f"lr/{self.stage_name}": lr}
-                self._log(self.backend, "epoch", self.epochs, figures)
+        self.epochs += 1
+        self._log("epoch", self.epochs, {f"loss/{self.stage_name}": loss, f"lr/{self.stage_name}": lr})
 
     def step(self, result: StepResult) -> None:
-        if self.backend is not None:
-            with self._guarded():
-                self._log_step(self.backend, result)
+        figures = flatten({name: value for name, value in result.to_dict().items() if name != "step"})
+        self._log("step", result.step, figures, steps=result.step, epochs=self.epochs)
 
     def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
-        if self.backend is not None:
-            with self._guarded():
-                figures = {f"summary/{name}": value for name, value in summary.items()}
-                self._log(self.backend, "step", len(results), figures)
-                self._save(replace(self.state, finished=True))
-                self._finish(complete=True)
+        figures = {f"summary/{name}": value for name, value in summary.items()}
+        self._log("step", len(results), figures, finished=True)
+        self._close(complete=True)
 
     def close(self) -> None:
-        with self._guarded():
-            self._finish(complete=False)
+        self._close(complete=False)
 
-    def _finish(self, complete: bool) -> None:
+    def _close(self, complete: bool) -> None:
         backend, self.backend = self.backend, None
         if backend is not None:
-            backend.finish(complete)
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Convert lists to strings: not every tracker accepts them."""
-    return {name: str(value) if isinstance(value, list) else value for name, value in settings.items()}
+            with self._guarded():
+                backend.finish(complete)
 
 
 def make_trackers(names: str) -> list[Tracker]:

@@ -15,9 +15,9 @@ from typing import Protocol
 from equipoise.data.dataset import Dataset
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError
-from equipoise.study import process_group
-from equipoise.study.console import ListenerGroup, RunListener
+from equipoise.study.console import RunListener
 from equipoise.study.experiment import RunResult, load_data
+from equipoise.study.process_group import RunTask, launch
 
 
 @dataclass(frozen=True)
@@ -78,28 +78,20 @@ class Launcher(Protocol):
         """Execute all jobs; yield each outcome when it is known, in any order."""
 
 
+@dataclass(frozen=True)
 class Local:
     """Executes one run after another in this process."""
 
-    def __init__(self, trackers: Sequence[RunListener] = ()) -> None:
-        self.trackers = trackers
+    trackers: Sequence[RunListener] = ()
 
     def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
         for index, job in enumerate(jobs):
+            local = job.settings.runtime.devices == 1  # loaded data and the screen cannot be sent to other processes
+            load = partial(data.load, job.settings) if local else partial(load_data, job.settings, data.root)
+            screen = (lambda: listener) if local else listener.group_listener
             outcome: Outcome
             try:
-                outcome = process_group.launch(self._task(job, data, listener))
+                outcome = launch(RunTask(job.settings, job.directory, load, screen, self.trackers))
             except EquipoiseError as error:
                 outcome = error
             yield index, outcome
-
-    def _task(self, job: Job, data: DataCache, listener: LaunchListener) -> process_group.RunTask:
-        load, make = partial(data.load, job.settings), partial(ListenerGroup, listener, *self.trackers)
-        if job.settings.runtime.devices > 1:  # loaded data and the screen cannot be sent to other processes
-            load = partial(load_data, job.settings, data.root)
-            make = partial(_group_listener, listener.group_listener, self.trackers)
-        return process_group.RunTask(job.settings, job.directory, load, make)
-
-
-def _group_listener(kind: type[RunListener], trackers: Sequence[RunListener]) -> ListenerGroup:
-    return ListenerGroup(kind(), *trackers)

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from threading import Thread
 
-from equipoise.study.launch.remote import Remote, RunOrder, execute_order
+from equipoise.study.launch.remote import Remote, RemoteJob, execute_job
 
 POLL = 0.5
 """Seconds between two looks at the run directories."""
@@ -20,10 +20,10 @@ POLL = 0.5
 class Processes(Remote):
     """One process per run: if one is killed, the others continue."""
 
-    def submit(self, orders: Mapping[int, RunOrder]) -> None:
-        self._queue = dict(orders)
+    def submit(self, jobs: Mapping[int, RemoteJob]) -> None:
+        self._queue = dict(jobs)
         self._running: dict[int, tuple[SpawnProcess, Connection[None, str | None]]] = {}
-        self._at_once = max((os.cpu_count() or 1) // max(order.cpus for order in orders.values()), 1)
+        self._at_once = max((os.cpu_count() or 1) // max(job.cpus for job in jobs.values()), 1)
         self._fill()
 
     def _fill(self) -> None:
@@ -54,12 +54,12 @@ class Processes(Remote):
             process.join()
 
 
-def _execute(order: RunOrder, answer: Connection[str | None, None]) -> None:
+def _execute(job: RemoteJob, answer: Connection[str | None, None]) -> None:
     """Execute a run in a new process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops this one
     Thread(target=_end_with_parent, daemon=True).start()
     with suppress(OSError):
-        answer.send(execute_order(order))
+        answer.send(execute_job(job))
 
 
 def _end_with_parent() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from equipoise.core.extras import check_installed, require
 from equipoise.errors import UsageError
-from equipoise.study.launch.remote import Remote, RunOrder, RunResources, execute_order
+from equipoise.study.launch.remote import Remote, RemoteJob, RunResources, execute_job
 
 HERE = "local"
 RETRIES = 100
@@ -31,20 +31,20 @@ class Ray(Remote):
         self.address = address or os.environ.get("RAY_ADDRESS") or HERE
         self._tasks: dict[Any, int] = {}
 
-    def submit(self, orders: Mapping[int, RunOrder]) -> None:
+    def submit(self, jobs: Mapping[int, RemoteJob]) -> None:
         self._ray = _connect(self.address)
         if self.address == HERE:
-            self._check(orders)
-        task = self._ray.remote(execute_order)
-        for index, order in orders.items():
-            needs = task.options(num_cpus=order.cpus, num_gpus=order.gpus, max_retries=RETRIES, name=order.job.name)
-            self._tasks[needs.remote(order)] = index
+            self._check(jobs)
+        task = self._ray.remote(execute_job)
+        for index, job in jobs.items():
+            needs = task.options(num_cpus=job.cpus, num_gpus=job.gpus, max_retries=RETRIES, name=job.name)
+            self._tasks[needs.remote(job)] = index
 
-    def _check(self, orders: Mapping[int, RunOrder]) -> None:
+    def _check(self, jobs: Mapping[int, RemoteJob]) -> None:
         """Raise an error for a run that does not fit: it would wait for ever (other clusters may grow)."""
         there = self._ray.cluster_resources()
         for what, asked in (("CPU", "cpus"), ("GPU", "gpus")):
-            most = max(getattr(order, asked) for order in orders.values())
+            most = max(getattr(job, asked) for job in jobs.values())
             if most > there.get(what, 0):
                 raise UsageError(
                     f"a run needs {most:g} {what}s, but this machine has {there.get(what, 0):g}: "
@@ -60,13 +60,8 @@ class Ray(Remote):
             except self._ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None) or error
                 what = (str(cause).strip().splitlines() or [""])[0]
-                yield (
-                    index,
-                    (
-                        f"it stopped unexpectedly ({type(cause).__name__}: {what}): "
-                        "run the same command with --launcher local to see where"
-                    ),
-                )
+                remedy = "run the same command with --launcher local to see where"
+                yield index, f"it stopped unexpectedly ({type(cause).__name__}: {what}): {remedy}"
 
     def stop(self) -> None:
         if not hasattr(self, "_ray"):

@@ -1,4 +1,4 @@
-"""What launchers that use other processes share: they send orders out and read the run directories.
+"""What launchers that use other processes share: they send jobs to them and read the run directories.
 
 All machines must see the same directories, as on a shared file system.
 """
@@ -19,10 +19,9 @@ from equipoise.engine.checkpoint import read_stages
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, RunError, UsageError
 from equipoise.learn.runtime import keep_freed_memory
-from equipoise.study import process_group
-from equipoise.study.console import ListenerGroup, RunListener
 from equipoise.study.experiment import RunResult
 from equipoise.study.launch import DataCache, Job, LaunchListener, Outcome, Outcomes, RunStatus
+from equipoise.study.process_group import RunTask, launch
 from equipoise.study.report.runs import read_run
 from equipoise.study.trackers import make_trackers
 
@@ -50,17 +49,16 @@ class RunResources:
 
 
 @dataclass(frozen=True)
-class RunOrder:
+class RemoteJob(Job):
     """A job as it is sent to another process."""
 
-    job: Job
     data_root: Path | None
     cpus: int
     gpus: float
     track: str
 
     @staticmethod
-    def of(job: Job, data: DataCache, resources: RunResources) -> RunOrder:
+    def of(job: Job, data: DataCache, resources: RunResources) -> RemoteJob:
         root = None if data.root is None else Path(data.root).absolute()
         runtime = job.settings.runtime
         devices = max(int(resources.gpus), runtime.devices)
@@ -70,20 +68,19 @@ class RunOrder:
         if net.weights is not None:  # another process may have another working directory
             net = replace(net, weights=str(Path(net.weights).absolute()))
         settings = replace(job.settings, runtime=runtime, net=net)
-        job = Job(job.name, settings, job.directory.absolute())
-        return RunOrder(job, root, cpus, resources.gpus, resources.track)
+        return RemoteJob(job.name, settings, job.directory.absolute(), root, cpus, resources.gpus, resources.track)
 
 
-def execute_order(order: RunOrder) -> str | None:
+def execute_job(job: RemoteJob) -> str | None:
     """Execute a run in this process, which we started for it; return the error message if it fails."""
     keep_freed_memory()
     try:
-        settings, directory = order.job.settings, order.job.directory
-        if order.gpus:  # the machine that sent the order may have none
+        settings = job.settings
+        if job.gpus:  # the machine that sent it may have none
             settings = replace(settings, runtime=replace(settings.runtime, device="cuda"))
-        _wait_until_free(directory)
-        load, listener = partial(_load, settings, order.data_root), partial(_trackers, order.track)
-        process_group.launch(process_group.RunTask(settings, directory, load, listener))
+        _wait_until_free(job.directory)
+        load, trackers = partial(_load, settings, job.data_root), make_trackers(job.track)
+        launch(RunTask(settings, job.directory, load, listeners=trackers))
     except EquipoiseError as error:
         return str(error)
     return None
@@ -94,10 +91,6 @@ _data = cache(DataCache)  # a process may execute several runs, one after anothe
 
 def _load(settings: Settings, root: Path | None) -> Dataset:
     return _data(root).load(settings)
-
-
-def _trackers(names: str) -> RunListener:
-    return ListenerGroup(*make_trackers(names))
 
 
 def _wait_until_free(directory: Path) -> None:
@@ -118,12 +111,12 @@ class Remote(ABC):
         self.resources = resources
 
     @abstractmethod
-    def submit(self, orders: Mapping[int, RunOrder]) -> None:
-        """Send the orders."""
+    def submit(self, jobs: Mapping[int, RemoteJob]) -> None:
+        """Send the jobs."""
 
     @abstractmethod
     def ended(self) -> Iterator[tuple[int, str | None]]:
-        """Wait a moment, then yield the orders that have ended, with the error if they failed."""
+        """Wait a moment, then yield the jobs that have ended, with the error if they failed."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -138,7 +131,7 @@ class Remote(ABC):
             return
         monitor = RunMonitor(list(waiting.values()))
         try:
-            self.submit({index: RunOrder.of(job, data, self.resources) for index, job in waiting.items()})
+            self.submit({index: RemoteJob.of(job, data, self.resources) for index, job in waiting.items()})
             while waiting:
                 for index, error in self.ended():
                     yield index, _outcome(waiting.pop(index), error, listener)

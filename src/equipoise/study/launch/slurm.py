@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, nullcontext, redirect_stderr
+from contextlib import ExitStack, nullcontext, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from equipoise.core.directory import Directory
 from equipoise.core.extras import check_installed, require
 from equipoise.core.signals import defer_signals
 from equipoise.errors import RunError, UsageError
-from equipoise.study.launch.remote import Remote, RunOrder, RunResources, execute_order
+from equipoise.study.launch.remote import Remote, RemoteJob, RunResources, execute_job
 
 REQUEUES = 1000
 """How often a job may run out of time."""
@@ -64,38 +64,37 @@ class Slurm(Remote):
         self.folder, self.cluster = folder.absolute(), cluster
         self.directory = Directory(self.folder)
         self.pause = 5.0 if cluster == "slurm" else 0.2
+        self._lock = ExitStack()
         self._jobs: dict[int, Any] = {}
         self._missing: set[str] = set()
         self._others: dict[str, str] | None = None
         """Jobs of other comparisons by run directory, once they are known."""
 
-    def submit(self, orders: Mapping[int, RunOrder]) -> None:
+    def submit(self, jobs: Mapping[int, RemoteJob]) -> None:
         submitit: Any = require("submitit", "slurm", "--launcher slurm")
         logging.getLogger("submitit").setLevel(logging.ERROR)
         self._unfinished = submitit.core.utils.UncompletedJobError
         self.directory.make_dir()
-        self._lock = ExitStack()
         self._lock.enter_context(self.directory.lock())  # another command must not adopt our jobs
         known = self._recorded()
         queued = self._surely_queued() if known else set()
-        for index, order in orders.items():  # adopt the jobs of a command that was killed
-            id_ = known.get(str(order.job.directory))
+        for index, job in jobs.items():  # adopt the jobs of a command that was killed
+            id_ = known.get(str(job.directory))
             if id_ in queued:
                 self._jobs[index] = submitit.SlurmJob(self.folder, id_)
-        new = {index: order for index, order in orders.items() if index not in self._jobs}
+        new = {index: job for index, job in jobs.items() if index not in self._jobs}
         if new:
-            executor = self._executor(submitit.AutoExecutor, max(order.cpus for order in new.values()))
+            executor = self._executor(submitit.AutoExecutor, max(job.cpus for job in new.values()))
             try:
-                deferred = (
-                    defer_signals() if self.cluster == "slurm" else nullcontext()
-                )  # local processes would inherit it
+                # local processes would inherit it
+                deferred = defer_signals() if self.cluster == "slurm" else nullcontext()
                 with deferred, redirect_stderr(io.StringIO()):
-                    jobs = executor.map_array(RequeuedOrder(), list(new.values()))
-                    self._jobs |= dict(zip(new, jobs, strict=True))
+                    submitted = executor.map_array(RequeuedJob(), list(new.values()))
+                    self._jobs |= dict(zip(new, submitted, strict=True))
             except (self._unfinished, submitit.core.utils.FailedSubmissionError) as error:
                 what = (str(error).strip().splitlines() or ["no reason given"])[0]
                 raise UsageError(f"SLURM rejected the jobs ({what}): fix --slurm") from error
-        mine = {str(orders[index].job.directory): job.job_id for index, job in self._jobs.items()}
+        mine = {str(jobs[index].directory): job.job_id for index, job in self._jobs.items()}
         self._others = {run: id_ for run, id_ in known.items() if run not in mine and id_ in queued}
         self.directory.write_json("jobs.json", self._others | mine)
 
@@ -110,6 +109,10 @@ class Slurm(Remote):
 
     def _executor(self, kind: Any, cpus: int) -> Any:
         limits = {f"{cluster}_max_num_timeout": REQUEUES for cluster in ("slurm", "local")}
+        known = {f"slurm_{name}": int(self.options[name]) for name in SUBMITIT_OPTIONS if name in self.options}
+        others = {
+            name: value == "true" or value for name, value in self.options.items() if name not in SUBMITIT_OPTIONS
+        }
         executor = kind(self.folder, cluster=self.cluster, **limits)
         executor.update_parameters(
             name="equipoise",
@@ -117,15 +120,8 @@ class Slurm(Remote):
             cpus_per_task=cpus,
             gpus_per_node=int(self.resources.gpus) or None,
             slurm_srun_args=[f"--cpus-per-task={cpus}"],  # srun does not inherit it from sbatch since SLURM 22.05
-            slurm_additional_parameters={
-                "requeue": True,
-                **{
-                    name: value == "true" or value
-                    for name, value in self.options.items()
-                    if name not in SUBMITIT_OPTIONS
-                },
-            },
-            **{f"slurm_{name}": int(self.options[name]) for name in SUBMITIT_OPTIONS if name in self.options},
+            slurm_additional_parameters={"requeue": True, **others},
+            **known,
         )
         return executor
 
@@ -142,13 +138,11 @@ class Slurm(Remote):
 
     def _error(self, job: Any, answered: bool) -> str | None:
         if answered:
-            try:
+            with suppress(self._unfinished):
                 error: str | None = job.result()
                 for file in (job.paths.result_pickle, job.paths.submitted_pickle):
                     file.unlink(missing_ok=True)
                 return error
-            except self._unfinished:
-                pass
         return f"the job {job.job_id} ended unexpectedly: see {job.paths.stderr}"
 
     def _queued(self) -> set[str] | None:
@@ -169,33 +163,28 @@ class Slurm(Remote):
         raise RunError("squeue does not answer: check that SLURM works, then run the same command again")
 
     def stop(self) -> None:
-        if not hasattr(self, "_lock"):
-            return
         with self._lock:
-            self._cancel()
-
-    def _cancel(self) -> None:
-        if self._others:
-            self.directory.write_json("jobs.json", self._others)
-        elif self._others is not None:
-            self.directory.remove("jobs.json")
-        for job in self._jobs.values():
-            job.cancel(check=False)
-            job.paths.submitted_pickle.unlink(missing_ok=True)
-        while self.cluster != "slurm" and self._queued():
-            time.sleep(self.pause)
+            if self._others:
+                self.directory.write_json("jobs.json", self._others)
+            elif self._others is not None:
+                self.directory.remove("jobs.json")
+            for job in self._jobs.values():
+                job.cancel(check=False)
+                job.paths.submitted_pickle.unlink(missing_ok=True)
+            while self.cluster != "slurm" and self._queued():
+                time.sleep(self.pause)
 
 
-class RequeuedOrder:
-    """Executes an order. submitit calls ``checkpoint`` when the job's time is up; the run directory is one."""
+class RequeuedJob:
+    """Executes a job. submitit calls ``checkpoint`` when the job's time is up; the run directory is one."""
 
-    def __call__(self, order: RunOrder) -> str | None:
-        return execute_order(order)
+    def __call__(self, job: RemoteJob) -> str | None:
+        return execute_job(job)
 
-    def checkpoint(self, order: RunOrder) -> Any:
+    def checkpoint(self, job: RemoteJob) -> Any:
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, order)
+        return DelayedSubmission(self, job)
 
 
 def minutes(text: str) -> int:

@@ -12,7 +12,6 @@ from equipoise.errors import RunError, UsageError
 from equipoise.study.report.groups import Skipped, is_run, read_comparison
 from equipoise.study.report.runs import read_run
 
-PACKAGES = ("altair", "jinja2")
 PAGE = "report.html"
 
 
@@ -48,7 +47,7 @@ def report(
     ReportFiles
         The files, and what could not be shown.
     """
-    for package in PACKAGES:
+    for package in ("altair", "jinja2"):
         extras.require(package, "report", "a report")
     from equipoise.study.report.comparison_charts import comparison_figures
     from equipoise.study.report.export import check_formats, export_figures

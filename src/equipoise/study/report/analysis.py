@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from equipoise.engine import metrics
 from equipoise.study.report.runs import Array, RunRecord, StepPredictions
 
 BINS = 15
+ERRORS = {
+    "e_n": "new images misclassified, e(n)",
+    "e_on": "old images predicted as new classes, e(o,n)",
+    "e_oo": "old images predicted as other old classes, e(o,o)",
+}
 
 
 def new_share(predictions: StepPredictions, old: int) -> tuple[float, float]:
@@ -50,3 +56,14 @@ def accuracy_by_age(run: RunRecord) -> list[dict[str, Any]]:
         for learned, accuracy in enumerate(step.per_step)
         if accuracy is not None
     ]
+
+
+def error_rows(counts: Mapping[str, float], **where: Any) -> list[dict[str, Any]]:
+    """Return a row per kind of misclassified images; ``where`` names the bar."""
+    kinds = enumerate(ERRORS.items())
+    return [{**where, "kind": words, "count": counts[name], "order": order} for order, (name, words) in kinds]
+
+
+def error_cells(counts: Mapping[str, float], suffix: str = "") -> dict[str, float]:
+    """Return the counts by the symbols of the paper, such as e(n)."""
+    return {f"{words.rpartition(', ')[2]}{suffix}": counts[name] for name, words in ERRORS.items()}

@@ -8,10 +8,13 @@ import altair as alt
 import numpy as np
 
 from equipoise.engine.progress import duration
-from equipoise.study.report.analysis import new_share
-from equipoise.study.report.figure import ERROR_COLOURS, ERRORS, ROW, Figure, Rows, chart_of, percent, rounded
+from equipoise.study.report.analysis import ERRORS, error_cells, error_rows, new_share
+from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded
 from equipoise.study.report.groups import Comparison, Panel, RunGroup
-from equipoise.study.report.paper import paper_result
+from equipoise.study.report.paper import paper_curve
+
+ROW = 24
+"""Height of a bar in pixels."""
 
 
 def comparison_figures(comparison: Comparison) -> list[Figure]:
@@ -27,40 +30,30 @@ def _curve_rows(groups: Sequence[RunGroup]) -> Rows:
         values = group.values("accuracy")
         spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
         for seen, mean, std in zip(group.seen, values.mean(0), spread, strict=True):
-            rows.append({"label": group.label, "seen": seen, "accuracy": mean, "low": max(mean - std, 0.0),
-                         "high": min(mean + std, 100.0),
-                         "std": std, "n": len(values), "from": "measured"})  # fmt: skip
+            band = {"low": max(mean - std, 0.0), "high": min(mean + std, 100.0), "std": std}
+            rows.append(
+                {"label": group.label, "seen": seen, "accuracy": mean, **band, "n": len(values), "from": "measured"}
+            )
     return rows
 
 
 def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.LayerChart:
     pick, seen = alt.selection_point(fields=["label"], bind="legend"), sorted({row["seen"] for row in rows})
-    base = (
-        chart_of(rows)
-        .properties(height=height)
-        .encode(
-            x=alt.X(
-                "seen:Q",
-                title="classes learned",
-                axis=alt.Axis(values=seen, format="d"),
-            ),
-            color=alt.Color(
-                "label:N",
-                title=None,
-                sort=list(labels),
-                legend=alt.Legend(symbolOpacity=1),
-                scale=alt.Scale(scheme="tableau10" if len(labels) <= 10 else "tableau20"),
-            ),
-            opacity=alt.condition(pick, alt.value(1), alt.value(0.12)),
-        )
+    scale = alt.Scale(scheme="tableau10" if len(labels) <= 10 else "tableau20")
+    legend = alt.Legend(symbolOpacity=1)
+    chart = chart_of(rows).properties(height=height)
+    base = chart.encode(
+        x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=seen, format="d")),
+        color=alt.Color("label:N", title=None, sort=list(labels), legend=legend, scale=scale),
+        opacity=alt.condition(pick, alt.value(1), alt.value(0.12)),
     )
-    measured = "datum.from == 'measured'"
-    band = base.transform_filter(measured).mark_area(opacity=0.15).encode(
-        y="low:Q", y2="high:Q", opacity=alt.condition(pick, alt.value(0.15), alt.value(0.03)))  # fmt: skip
-    tooltip = [alt.Tooltip("label:N"), "seen:Q", alt.Tooltip("accuracy:Q", format=".1f"),
-               alt.Tooltip("std:Q", format=".1f"), "n:Q"]  # fmt: skip
-    line = base.transform_filter(measured).mark_line(point=True).encode(
-        y=percent("accuracy", "top-1 accuracy, %"), tooltip=tooltip)  # fmt: skip
+    measured = base.transform_filter("datum.from == 'measured'")
+    faint = alt.condition(pick, alt.value(0.15), alt.value(0.03))
+    band = measured.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q", opacity=faint)
+    accuracy, std = (alt.Tooltip(f"{name}:Q", format=".1f") for name in ("accuracy", "std"))
+    line = measured.mark_line(point=True).encode(
+        y=percent("accuracy", "top-1 accuracy, %"), tooltip=["label:N", "seen:Q", accuracy, std, "n:Q"]
+    )
     layers: alt.LayerChart = band + line
     if any(row["from"] == "paper" for row in rows):
         layers += base.transform_filter("datum.from == 'paper'").mark_line(strokeDash=[2, 3]).encode(y="accuracy:Q")
@@ -69,21 +62,16 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
 
 def curves(groups: Sequence[RunGroup]) -> Figure:
     measured = _curve_rows(groups)
-    published: Rows = []
-    for group in groups:
-        paper = paper_result(group.runs[0])
-        published += [
-            {"label": group.label, "seen": seen, "accuracy": value, "from": "paper"}
-            for seen, value in zip(group.seen, paper.curve if paper and paper.curve else (), strict=False)
-        ]
+    published: Rows = [
+        {"label": group.label, "seen": seen, "accuracy": value, "from": "paper"}
+        for group in groups
+        for seen, value in zip(group.seen, paper_curve(group.runs[0]), strict=False)
+    ]
     lasts = [group.values("accuracy")[:, -1].mean() for group in groups]
     runs = max(len(group.runs) for group in groups)
     caption = f"After the last step, accuracies are between {min(lasts):.1f} and {max(lasts):.1f} %."
-    caption += (
-        f" Bands: mean ± standard deviation over up to {runs} seeds."
-        if runs > 1
-        else " One seed each: small differences are not meaningful."
-    )
+    bands = f" Bands: mean ± standard deviation over up to {runs} seeds."
+    caption += bands if runs > 1 else " One seed each: small differences are not meaningful."
     caption += " Dotted: the paper." if published else ""
     table = [
         {"method": row["label"], "classes": row["seen"], "top-1": rounded(row["accuracy"]), "std": rounded(row["std"])}
@@ -98,80 +86,56 @@ def panel_figure(number: int, panel: Panel, groups: Sequence[RunGroup]) -> Figur
     rows = _curve_rows(mine)
     lasts = [f"{group.label} {group.values('accuracy')[:, -1].mean():.1f} %" for group in mine]
     caption = f"After the last step: {'; '.join(lasts)}."
-    table = [
-        {"setting": row["label"], "classes": row["seen"], "top-1": rounded(row["accuracy"])} for row in rows
-    ]  # fmt: skip
+    table = [{"setting": row["label"], "classes": row["seen"], "top-1": rounded(row["accuracy"])} for row in rows]
     return Figure(f"panel-{number}", panel.title, caption, _curve_chart(rows, panel.labels, 240), table)
 
 
+def _by_label(chart: alt.Chart, groups: Sequence[RunGroup]) -> alt.Chart:
+    """Draw a chart with one line per group."""
+    labels = alt.Y("label:N", title=None, sort=[group.label for group in groups])
+    return chart.properties(height=ROW * len(groups)).encode(y=labels)
+
+
 def last_errors(groups: Sequence[RunGroup]) -> Figure:
-    means = {
-        group.label: {name: float(group.values(f"errors.{name}")[:, -1].mean()) for name in ERRORS} for group in groups
-    }
-    rows = [
-        {"label": label, "kind": words, "count": counts[name], "order": i}
-        for label, counts in means.items()
-        for i, (name, words) in enumerate(ERRORS.items())
-    ]
-    chart = (
-        chart_of(rows)
-        .properties(height=ROW * len(groups))
-        .mark_bar()
-        .encode(
-            y=alt.Y("label:N", title=None, sort=list(means)),
-            x=alt.X("count:Q", title="misclassified test images after the last step"),
-            color=alt.Color("kind:N", title=None, sort=list(ERRORS.values()), scale=alt.Scale(range=ERROR_COLOURS)),
-            order="order:Q",
-            tooltip=["label:N", "kind:N", alt.Tooltip("count:Q", format=".1f")],
-        )
+    rows: Rows = []
+    table: Rows = []
+    for group in groups:
+        counts = {name: float(group.values(f"errors.{name}")[:, -1].mean()) for name in ERRORS}
+        rows += error_rows(counts, label=group.label)
+        cells = error_cells(counts)
+        table.append({"method": group.label, **{heading: rounded(count) for heading, count in cells.items()}})
+    chart = _by_label(error_bars(rows), groups).encode(
+        x=alt.X("count:Q", title="misclassified test images after the last step"),
+        tooltip=["label:N", "kind:N", alt.Tooltip("count:Q", format=".1f")],
     )
-    headings = {"e(n)": "e_n", "e(o,n)": "e_on", "e(o,o)": "e_oo"}
-    table = [
-        {"method": label, **{heading: rounded(counts[name]) for heading, name in headings.items()}}
-        for label, counts in means.items()
-    ]
     caption = "Misclassified images after the last step, mean over seeds."
     return Figure("last-errors", "Misclassified images", caption, chart, table)
 
 
 def biases(groups: Sequence[RunGroup]) -> Figure:
     rows: Rows = []
+    table: Rows = []
     for group in groups:
-        shares = []
-        for run in group.runs:
-            last = run.steps[-1]
-            shares.append(new_share(run.predictions(last.step)[0], last.seen - last.new))
+        ends = [(run, run.steps[-1]) for run in group.runs]
+        shares = [new_share(run.predictions(last.step)[0], last.seen - last.new) for run, last in ends]
         share, true_share = np.mean(shares, axis=0).tolist()
         rows.append({"label": group.label, "share": share, "true": true_share})
-    base = (
-        chart_of(rows)
-        .properties(height=ROW * len(groups))
-        .encode(y=alt.Y("label:N", title=None, sort=[group.label for group in groups]))
-    )
+        table.append({"method": group.label, "predictions": rounded(share), "test images": rounded(true_share)})
+    base = _by_label(chart_of(rows), groups)
     bars = base.mark_bar(color="#5b8db8").encode(
         x=alt.X("share:Q", title="predictions of new classes, %", scale=alt.Scale(domain=[0, 100])),
         tooltip=["label:N", alt.Tooltip("share:Q", format=".1f"), alt.Tooltip("true:Q", format=".1f")],
     )
     ticks = base.mark_tick(color="#e76f51", thickness=3, size=18, opacity=1).encode(x="true:Q")
     caption = "After the last step. A fair model reaches the tick: the share of new classes among the test images."
-    table = [
-        {"method": row["label"], "predictions": rounded(row["share"]), "test images": rounded(row["true"])}
-        for row in rows
-    ]
     return Figure("biases", "Bias towards new classes", caption, bars + ticks, table)
 
 
 def times(groups: Sequence[RunGroup]) -> Figure:
     rows: Rows = [{"label": group.label, "seconds": float(group.values("seconds").sum(1).mean())} for group in groups]
-    chart = (
-        chart_of(rows)
-        .properties(height=ROW * len(groups))
-        .mark_bar(color="#2a9d8f")
-        .encode(
-            y=alt.Y("label:N", title=None, sort=[group.label for group in groups]),
-            x=alt.X("seconds:Q", title="seconds per run"),
-            tooltip=["label:N", alt.Tooltip("seconds:Q", format=".1f")],
-        )
+    chart = _by_label(chart_of(rows).mark_bar(color="#2a9d8f"), groups).encode(
+        x=alt.X("seconds:Q", title="seconds per run"),
+        tooltip=["label:N", alt.Tooltip("seconds:Q", format=".1f")],
     )
     slowest = max(rows, key=lambda row: row["seconds"])
     caption = f"Mean over seeds. The slowest is {slowest['label']} with {duration(slowest['seconds'])}."

@@ -6,18 +6,16 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-
-from equipoise.engine.progress import duration
 from equipoise.study.report.groups import Comparison, RunGroup
 from equipoise.study.report.paper import paper_result
-from equipoise.study.report.run_tables import SUMMARY, one_decimal, top1_of_paper
+from equipoise.study.report.run_tables import SUMMARY, top1_of_paper
+from equipoise.study.tables import mean_std, one_decimal
 
 
 def title(comparison: Comparison) -> str:
     """Describe what is compared."""
     groups = comparison.groups
-    methods = list(dict.fromkeys(group.method for group in groups))
+    methods = list(dict.fromkeys(group.runs[0].method for group in groups))
     datasets = " and ".join(dict.fromkeys(group.runs[0].settings["dataset"] for group in groups))
     if len(methods) == 1:
         return f"{len(groups)} variants of {methods[0]} on {datasets}"
@@ -40,30 +38,18 @@ def protocol(comparison: Comparison) -> str:
 
 def method_table(comparison: Comparison, pages: Collection[str]) -> list[dict[str, Any]]:
     """Return a row per group; ``pages`` names the runs that have a page of their own."""
-    return [_method_row(comparison, group, pages) for group in comparison.groups]
-
-
-def _method_row(comparison: Comparison, group: RunGroup, pages: Collection[str]) -> dict[str, Any]:
-    paper = paper_result(group.runs[0])
-    cells = {}
-    for name in SUMMARY:
-        values = group.summaries(name)
-        values = values[~np.isnan(values)]
-        cells[name] = {
-            "mean": float(values.mean()) if len(values) else None,
-            "std": float(values.std(ddof=1)) if len(values) > 1 else None,
-            "paper": top1_of_paper(paper, name),
-        }
-    names = {run.settings["seed"]: comparison.name(run) for run in group.runs}
-    seconds = float(group.values("seconds").sum(1).mean())
-    return {
-        "label": group.label,
-        "n": len(group.runs),
-        "cells": cells,
-        "pages": {seed: f"{quote(name)}/report.html" for seed, name in names.items() if name in pages},
-        "time": duration(seconds),
-        "seconds": seconds,
-    }
+    rows = []
+    for group in comparison.groups:
+        paper = paper_result(group.runs[0])
+        cells = {}
+        for name in SUMMARY:
+            mean, std = mean_std((run.summary or {}).get(name) for run in group.runs)
+            cells[name] = {"mean": mean, "std": std, "paper": top1_of_paper(paper, name)}
+        names = {run.settings["seed"]: comparison.name(run) for run in group.runs}
+        links = {seed: f"{quote(name)}/report.html" for seed, name in names.items() if name in pages}
+        seconds = float(group.values("seconds").sum(1).mean())
+        rows.append({"label": group.label, "n": len(group.runs), "cells": cells, "pages": links, "seconds": seconds})
+    return rows
 
 
 def gains(groups: Sequence[RunGroup]) -> dict[str, Any] | None:

@@ -12,8 +12,9 @@ from typing import Any
 
 from equipoise.core.directory import Directory
 from equipoise.core.extras import require
-from equipoise.errors import RunError, UsageError, unknown_name
+from equipoise.errors import unknown_name
 from equipoise.study.report.figure import Figure
+from equipoise.study.run_dir import make_dirs
 
 FORMATS = ("svg", "png", "pdf")
 FONT = "DejaVu Sans"
@@ -34,10 +35,7 @@ def export_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[st
     """Write every figure in every format; return the files."""
     converter = require("vl_convert", "report", "--figures")
     directory = Directory(folder)
-    try:
-        directory.make_dir()
-    except RunError as error:
-        raise UsageError(f"{error}; choose another --figures") from error
+    make_dirs(directory, "", option="--figures")
     font = base64.b64encode((_vendor() / "DejaVuSans.ttf").read_bytes()).decode()
     written = []
     for figure in figures:
@@ -67,14 +65,12 @@ def _vendor() -> Traversable:
 
 def _for_paper(figure: Figure) -> dict[str, Any]:
     """Return the chart on white, with a fixed width and one font."""
-    spec = figure.spec()
-    spec["width"] = WIDTH
+    spec = {**figure.spec(), "width": WIDTH, "background": "white"}
     if figure.square:
         spec["height"] = WIDTH
     for layer in spec.get("layer", []):
         layer.pop("width", None)
         layer.pop("height", None)
-    spec["background"] = "white"
     for parameter in spec.get("params", []):
         parameter.pop("bind", None)  # paper has no sliders
     legend = {"orient": "bottom", "labelLimit": 400, "columns": 1 if "errors" in figure.name else 4}

@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from equipoise.core.config import flatten
 from equipoise.core.directory import Directory
 from equipoise.errors import RunError, UsageError
 from equipoise.study.report.runs import Array, RunRecord, read_run
+from equipoise.study.run_dir import flat_settings
+from equipoise.study.tables import in_steps
 
 MARKS = ("config.json", "metrics.jsonl", "checkpoint")
 """A directory with one of these is a run, or was meant to become one."""
@@ -31,10 +31,6 @@ class RunGroup:
     runs: Sequence[RunRecord]
 
     @property
-    def method(self) -> str:
-        return self.runs[0].method
-
-    @property
     def seen(self) -> list[int]:
         return [step.seen for step in self.runs[0].steps]
 
@@ -43,10 +39,6 @@ class RunGroup:
         figure = attrgetter(name)
         return np.array([[figure(step) for step in run.steps] for run in self.runs], dtype=float)
 
-    def summaries(self, name: str) -> Array:
-        """Return a figure of the summaries, one per run; nan if a run does not have it."""
-        return np.array([(run.summary or {}).get(name) for run in self.runs], dtype=float)
-
 
 @dataclass(frozen=True)
 class Panel:
@@ -54,6 +46,29 @@ class Panel:
 
     title: str
     labels: list[str]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run in compare.json."""
+
+    directory: str
+
+
+@dataclass(frozen=True)
+class ComparedEntry:
+    """The runs of one label in compare.json."""
+
+    label: str
+    runs: list[ComparedRun]
+
+
+@dataclass(frozen=True)
+class ComparisonFile:
+    """What a report reads of compare.json."""
+
+    entries: list[ComparedEntry]
+    panels: list[Panel] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,17 @@ def is_run(directory: Directory) -> bool:
 
 def read_comparison(root: Directory) -> Comparison:
     """Read all finished runs below a directory, and compare.json if there is one."""
-    runs, skipped = find_runs(root)
+    runs: list[RunRecord] = []
+    skipped: Skipped = []
+    for name in _run_directories(root, "", skipped):
+        try:
+            run = read_run(root.sub(name))
+            if run.summary is None:
+                raise RunError(f"{len(run.steps)} of {run.planned} steps are done")
+            run.check()
+            runs.append(run)
+        except RunError as error:
+            skipped.append((name, str(error)))
     if not runs:
         why = f" ({skipped[0][0]}: {skipped[0][1]})" if skipped else ""
         raise UsageError(f"no finished run found in {root.path}{why}: start one with equipoise run --out {root.path}")
@@ -95,30 +120,13 @@ def read_comparison(root: Directory) -> Comparison:
         return found
 
 
-def find_runs(root: Directory) -> tuple[list[RunRecord], Skipped]:
-    """Read every finished run in or below a directory; list the others with the reason."""
-    runs: list[RunRecord] = []
-    skipped: Skipped = []
-    for name in _run_directories(root, "", skipped):
-        try:
-            run = read_run(root.sub(name))
-            if run.summary is None:
-                raise RunError(f"{len(run.steps)} of {run.planned} steps are done")
-            run.check()
-            runs.append(run)
-        except RunError as error:
-            skipped.append((name, str(error)))
-    return runs, skipped
-
-
 def _run_directories(root: Directory, name: str, skipped: Skipped) -> Iterator[str]:
     try:
         entries = root.entries(name)
     except RunError as error:
         skipped.append((name or ".", str(error)))
         return
-    names = {entry.name for entry in entries}
-    if "compare.json" not in names and not names.isdisjoint(MARKS):
+    if is_run(root.sub(name)):
         yield name
         return
     for entry in entries:
@@ -140,47 +148,15 @@ def group_runs(runs: Sequence[RunRecord]) -> list[RunGroup]:
 
 
 def _label(run: RunRecord, all_runs: Sequence[RunRecord]) -> str:
-    several = len({other.settings["dataset"] for other in all_runs}) > 1
-    name = f"{run.method} on {run.settings['dataset']}" if several else run.method
     same_data = [other for other in all_runs if other.settings["dataset"] == run.settings["dataset"]]
+    name = run.method if len(same_data) == len(all_runs) else f"{run.method} on {run.settings['dataset']}"
     alike = [other for other in same_data if other.method == run.method]
     if len({len(other.steps) for other in alike}) > 1:
-        name = f"{name}, {len(run.steps)} step{'s' if len(run.steps) > 1 else ''}"
+        name = f"{name}, {in_steps(str(len(run.steps)))}"
         alike = [other for other in alike if len(other.steps) == len(run.steps)]
     mine, first = flat_settings(run.settings), flat_settings(alike[0].settings)
     differs = [f"{name} = {value}" for name, value in mine.items() if name != "seed" and first.get(name) != value]
     return ", ".join([name, *differs])
-
-
-def flat_settings(settings: dict[str, Any]) -> dict[str, str]:
-    """Return the settings as text, by the names that ``--set`` takes."""
-    return {
-        name.replace("fields.", "method."): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in flatten(settings).items()
-    }
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """A run in compare.json."""
-
-    directory: str
-
-
-@dataclass(frozen=True)
-class ComparedEntry:
-    """The runs of one label in compare.json."""
-
-    label: str
-    runs: list[ComparedRun]
-
-
-@dataclass(frozen=True)
-class ComparisonFile:
-    """What a report reads of compare.json."""
-
-    entries: list[ComparedEntry]
-    panels: list[Panel] | None = None
 
 
 def _as_compared(found: Comparison, file: ComparisonFile) -> Comparison:

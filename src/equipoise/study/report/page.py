@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -14,10 +14,12 @@ from equipoise.engine.progress import duration
 from equipoise.errors import RunError
 from equipoise.study.report import comparison_tables, run_tables
 from equipoise.study.report.figure import Figure
-from equipoise.study.report.groups import Comparison, flat_settings
+from equipoise.study.report.groups import Comparison
 from equipoise.study.report.paper import paper_result
 from equipoise.study.report.runs import RunRecord
 from equipoise.study.report.thumbnails import read_gallery
+from equipoise.study.run_dir import flat_settings
+from equipoise.study.tables import one_decimal
 
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
 
@@ -30,9 +32,9 @@ def render_run(run: RunRecord, figures: Sequence[Figure]) -> str:
         gallery_error = str(error)
     return _render(
         "run",
+        figures,
         title=f"{run.method} on {run.settings['dataset']}",
         run=run,
-        figures={figure.name: figure for figure in figures},
         headline=run_tables.headline(run),
         paper=paper_result(run),
         conclusion=run_tables.conclusion(run),
@@ -51,10 +53,10 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
     common = {name: value for name, value in first.settings.items() if name not in ("method", "seed", "fields")}
     return _render(
         "comparison",
+        figures,
         title=comparison_tables.title(comparison),
         protocol=comparison_tables.protocol(comparison),
         skipped=comparison.skipped,
-        figures={figure.name: figure for figure in figures},
         rows=comparison_tables.method_table(comparison, pages),
         summary=run_tables.SUMMARY,
         gains=comparison_tables.gains(comparison.groups),
@@ -65,30 +67,21 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
     )
 
 
-def _render(template: str, **values: Any) -> str:
-    folder = resources.files(__package__)
+def _render(template: str, figures: Sequence[Figure], **values: Any) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (folder / "templates" / name).read_text(encoding="utf-8")),
+        loader=jinja2.PackageLoader(__package__),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"one": run_tables.one_decimal, "json": _json, "signed": _signed}
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    environment.filters |= {"one": one_decimal, "signed": partial(one_decimal, sign="+")}
     environment.globals |= {"duration": duration, "scripts": [_script(name) for name in SCRIPTS]}
-    return environment.get_template(f"{template}.html").render(**values)
+    named = {figure.name: figure for figure in figures}
+    return environment.get_template(f"{template}.html").render(figures=named, **values)
 
 
 def _script(name: str) -> Markup:
     text = (resources.files(__package__) / "vendor" / f"{name}.min.js").read_text(encoding="utf-8")
     return Markup(text)  # noqa: S704 (our own file)
-
-
-def _json(value: Any) -> Markup:
-    """Return JSON for a script element; no text in it can close the element."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))  # noqa: S704
-
-
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.1f}"

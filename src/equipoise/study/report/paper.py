@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -51,6 +51,12 @@ def paper_result(run: RunRecord) -> PaperResult | None:
     if average is None and last is None:
         return None
     return PaperResult(table["figure"], table["budget"], curve, average, last)
+
+
+def paper_curve(run: RunRecord) -> Sequence[float]:
+    """Return the paper's top-1 accuracy after each step, if it reports it."""
+    paper = paper_result(run)
+    return paper.curve if paper and paper.curve else ()
 
 
 def _as_published(settings: Mapping[str, Any]) -> bool:

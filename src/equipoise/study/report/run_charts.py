@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import altair as alt
 import numpy as np
 
 from equipoise.engine.progress import duration
-from equipoise.engine.results import StepResult
-from equipoise.study.report.analysis import accuracy_by_age, calibration_error, confusion, misclassified, new_share
-from equipoise.study.report.figure import (
-    AFTER,
-    BEFORE,
-    ERROR_COLOURS,
-    ERRORS,
-    PAPER,
-    RUN,
-    TRUE_SHARE,
-    Figure,
-    Rows,
-    chart_of,
-    inline,
-    learned_in,
-    percent,
-    rounded,
-    steps_axis,
-    strokes,
-)
-from equipoise.study.report.paper import paper_result
+from equipoise.study.report import analysis
+from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded
+from equipoise.study.report.paper import paper_curve
 from equipoise.study.report.runs import Array, RunRecord, StepPredictions
 
 T = TypeVar("T")
 PARTS = ("train", "teacher", "evaluation", "herding", "checkpoint", "other")
+RUN, AFTER, BEFORE = "this run", "after the correction", "before the correction"
+PAPER, TRUE_SHARE = "paper", "test images of new classes"
+STROKES = {
+    RUN: ("#2a9d8f", [1, 0]),
+    AFTER: ("#2a9d8f", [1, 0]),
+    BEFORE: ("#e76f51", [6, 3]),
+    PAPER: ("#888888", [2, 3]),
+    TRUE_SHARE: ("#888888", [2, 3]),
+}
 
 
 def run_figures(run: RunRecord) -> list[Figure]:
@@ -50,6 +42,29 @@ def _states(run: RunRecord, after: T, before: T) -> list[tuple[str, T]]:
     return [(AFTER, after), (BEFORE, before)] if run.corrected else [(RUN, after)]
 
 
+def _lines(rows: Rows, order: Sequence[str], **encodings: Any) -> alt.LayerChart:
+    """Draw lines with points; ``which`` distinguishes them by colour and dashes, with one legend."""
+    colours, dashes = zip(*(STROKES[which] for which in order), strict=True)
+    legend = alt.Legend(symbolType="stroke", symbolSize=300, symbolStrokeWidth=2)
+    base = chart_of(rows).encode(
+        color=alt.Color("which:N", title=None, scale=alt.Scale(domain=order, range=colours), legend=legend),
+        strokeDash=alt.StrokeDash("which:N", title=None, scale=alt.Scale(domain=order, range=dashes), legend=legend),
+        **encodings,
+    )
+    lines: alt.LayerChart = base.mark_line() + base.mark_point(filled=True, size=50, opacity=1)
+    return lines
+
+
+def _steps_axis(name: str = "step", title: str = "step") -> alt.X:
+    return alt.X(f"{name}:O", title=title, axis=alt.Axis(labelAngle=0))
+
+
+def _learned_in() -> alt.Color:
+    """Return the colour for the step in which a class was learned."""
+    scale = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.92]))
+    return alt.Color("learned:O", title="learned in step", scale=scale, legend=alt.Legend(columns=10))
+
+
 def accuracy(run: RunRecord) -> Figure:
     last, first = run.steps[-1], run.steps[0]
     rows: Rows = []
@@ -58,14 +73,13 @@ def accuracy(run: RunRecord) -> Figure:
         found = _states(run, step.accuracy, step.accuracy_uncorrected)
         rows += [{"seen": step.seen, "accuracy": value, "which": which} for which, value in found]
         table.append({"classes": step.seen, **{which: rounded(value) for which, value in found}})
-    paper = paper_result(run)
-    for step, value in zip(run.steps, paper.curve if paper and paper.curve else (), strict=False):
+    for step, value in zip(run.steps, paper_curve(run), strict=False):
         rows.append({"seen": step.seen, "accuracy": value, "which": PAPER})
-    order = [which for which in (RUN, AFTER, BEFORE, PAPER) if any(row["which"] == which for row in rows)]
-    base = chart_of(rows).encode(
+    chart = _lines(
+        rows,
+        [which for which in (RUN, AFTER, BEFORE, PAPER) if any(row["which"] == which for row in rows)],
         x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[step.seen for step in run.steps], format="d")),
         y=percent("accuracy", "top-1 accuracy, %", zero=len(run.steps) == 1),
-        **strokes(order),
         tooltip=["which:N", "seen:Q", alt.Tooltip("accuracy:Q", format=".1f")],
     )
     caption = (
@@ -73,29 +87,23 @@ def accuracy(run: RunRecord) -> Figure:
     )
     if run.corrected:
         caption += f" Without the correction it would be {last.accuracy_uncorrected:.1f} %."
-    chart = base.mark_line() + base.mark_point(filled=True, size=50, opacity=1)
     return Figure("accuracy", "Accuracy as classes arrive", caption, chart, table)
 
 
 def errors(run: RunRecord) -> Figure:
-    rows: Rows = [
-        {"step": step.step, "when": when, "kind": words, "count": getattr(counts, name), "order": i}
-        for step in run.steps
-        for when, counts in _states(run, step.errors, step.errors_uncorrected)
-        for i, (name, words) in enumerate(ERRORS.items())
-    ]
-    chart = (
-        chart_of(rows)
-        .mark_bar()
-        .encode(
-            x=steps_axis(),
-            xOffset=alt.XOffset("when:N", sort=[BEFORE, AFTER]),
-            y=alt.Y("count:Q", title="misclassified test images"),
-            color=alt.Color("kind:N", title=None, sort=list(ERRORS.values()), scale=alt.Scale(range=ERROR_COLOURS)),
-            order="order:Q",
-            opacity=alt.condition(f"datum.when == '{BEFORE}'", alt.value(0.5), alt.value(1)),
-            tooltip=["when:N", "kind:N", "count:Q"],
-        )
+    rows: Rows = []
+    table: Rows = []
+    for step in run.steps:
+        table.append({"step": step.step})
+        for when, counts in _states(run, step.errors, step.errors_uncorrected):
+            rows += analysis.error_rows(asdict(counts), step=step.step, when=when)
+            table[-1] |= analysis.error_cells(asdict(counts), " before" if when == BEFORE else "")
+    chart = error_bars(rows).encode(
+        x=_steps_axis(),
+        xOffset=alt.XOffset("when:N", sort=[BEFORE, AFTER]),
+        y=alt.Y("count:Q", title="misclassified test images"),
+        opacity=alt.condition(f"datum.when == '{BEFORE}'", alt.value(0.5), alt.value(1)),
+        tooltip=["when:N", "kind:N", "count:Q"],
     )
     last = run.steps[-1]
     caption = (
@@ -103,47 +111,35 @@ def errors(run: RunRecord) -> Figure:
         f"old classes, and {last.errors.e_n} new images are misclassified."
     )
     if run.corrected:
-        caption += (
-            f" Pale bars: before the correction, which had {last.errors_uncorrected.e_on} old images predicted as new "
-            "classes."
-        )
-    table = [_error_row(run, step) for step in run.steps]
+        before = last.errors_uncorrected.e_on
+        caption += f" Pale bars: before the correction, which had {before} old images predicted as new classes."
     return Figure("errors", "Misclassified images", caption, chart, table)
-
-
-def _error_row(run: RunRecord, step: StepResult) -> dict[str, int]:
-    row = {"step": step.step}
-    for when, counts in _states(run, step.errors, step.errors_uncorrected):
-        suffix = " before" if when == BEFORE else ""
-        row |= {f"e(n){suffix}": counts.e_n, f"e(o,n){suffix}": counts.e_on, f"e(o,o){suffix}": counts.e_oo}
-    return row
 
 
 def fairness(run: RunRecord) -> Figure:
     rows: Rows = []
     table: Rows = []
     for step in run.steps[1:]:
-        old = step.seen - step.new
-        found = [(which, *new_share(made, old)) for which, made in _states(run, *run.predictions(step.step))]
-        rows += [{"step": step.step, "share": share, "which": which} for which, share, _ in found]
-        true_share = found[0][2]
-        rows.append({"step": step.step, "share": true_share, "which": TRUE_SHARE})
-        shares = {which: rounded(share) for which, share, _ in found}
-        table.append({"step": step.step, TRUE_SHARE: rounded(true_share), **shares})
-    order = [which for which, _ in _states(run, None, None)] + [TRUE_SHARE]
-    base = chart_of(rows).encode(
-        x=steps_axis(),
+        found = {}
+        for which, made in _states(run, *run.predictions(step.step)):
+            found[which], true_share = analysis.new_share(made, step.seen - step.new)
+        found[TRUE_SHARE] = true_share
+        rows += [{"step": step.step, "share": share, "which": which} for which, share in found.items()]
+        shares = {which: rounded(share) for which, share in found.items()}
+        table.append({"step": step.step, TRUE_SHARE: shares[TRUE_SHARE], **shares})
+    chart = _lines(
+        rows,
+        list(found),
+        x=_steps_axis(),
         y=alt.Y("share:Q", title="predictions of new classes, %", scale=alt.Scale(domain=[0, 100])),
-        **strokes(order),
         tooltip=["which:N", "step:O", alt.Tooltip("share:Q", format=".1f")],
     )
     end = table[-1]
     caption = (
         f"A fair model predicts new classes as often as they occur. After the last step they are {end[TRUE_SHARE]} % "
-        f"of the test images and {end[order[0]]} % of the predictions"
+        f"of the test images and {end[next(iter(found))]} % of the predictions"
     )
     caption += f"; before the correction, {end[BEFORE]} %." if run.corrected else "."
-    chart = base.mark_line() + base.mark_point(filled=True, size=50, opacity=1)
     return Figure("fairness", "Bias towards new classes", caption, chart, table)
 
 
@@ -156,26 +152,19 @@ def norms(run: RunRecord) -> Figure:
     ]
     slider = alt.binding_range(min=1, max=len(run.steps), step=1, name="after step ")
     at = alt.param(name="at", value=len(run.steps), bind=slider if len(run.steps) > 1 else alt.Undefined)
-    names = inline([{"class": c, "name": name} for c, name in enumerate(run.names)])
+    names = alt.InlineData([{"class": c, "name": name} for c, name in enumerate(run.names)])
     shapes = alt.Scale(domain=[RUN, AFTER, BEFORE], range=["circle", "circle", "triangle-up"])
-    chart = (
-        chart_of(rows)
-        .mark_point(filled=True, size=45, opacity=1)
-        .transform_filter("datum.at == at")
-        .transform_lookup("class", alt.LookupData(names, "class", ["name"]))
-        .encode(
-            x=alt.X(
-                "class:Q", title="class, in the order learned", scale=alt.Scale(nice=False),
-                axis=alt.Axis(tickMinStep=1),
-            ),
-            y=alt.Y("norm:Q", title=f"L{run.norm} norm of the class's weights"),
-            color=learned_in(),
-            shape=alt.Shape("when:N", title=None, scale=shapes, legend=alt.Legend(values=[AFTER, BEFORE]))
-            if run.corrected else alt.value("circle"),
-            tooltip=["name:N", "when:N", "learned:O", alt.Tooltip("norm:Q", format=".3f")],
-        )
-        .add_params(at)
-    )  # fmt: skip
+    shape = alt.Shape("when:N", title=None, scale=shapes, legend=alt.Legend(values=[AFTER, BEFORE]))
+    points = chart_of(rows).mark_point(filled=True, size=45, opacity=1).transform_filter("datum.at == at")
+    points = points.transform_lookup("class", alt.LookupData(names, "class", ["name"])).add_params(at)
+    order = alt.X("class:Q", title="class, in the order learned", scale=alt.Scale(nice=False))
+    chart = points.encode(
+        x=order.axis(tickMinStep=1),
+        y=alt.Y("norm:Q", title=f"L{run.norm} norm of the class's weights"),
+        color=_learned_in(),
+        shape=shape if run.corrected else alt.value("circle"),
+        tooltip=["name:N", "when:N", "learned:O", alt.Tooltip("norm:Q", format=".3f")],
+    )
     last = run.steps[-1]
     caption = "Norm of the weights of each class"
     caption += " after the step that the slider selects." if len(run.steps) > 1 else "."
@@ -184,8 +173,11 @@ def norms(run: RunRecord) -> Figure:
         caption += f" The mean after training the last step is {means}."
     if last.gamma is not None:
         caption += f" The correction multiplies the weights of new classes by γ = {last.gamma:.3f}."
-    table = [{"step": step.step, "old": rounded(step.norms_old, 4), "new": rounded(step.norms_new, 4),
-              "γ": rounded(step.gamma, 4)} for step in run.steps]  # fmt: skip
+    figures = {"old": "norms_old", "new": "norms_new", "γ": "gamma"}
+    table: Rows = [
+        {"step": step.step, **{heading: rounded(getattr(step, name), 4) for heading, name in figures.items()}}
+        for step in run.steps
+    ]
     return Figure("norms", "Weight norms of old and new classes", caption, chart, table)
 
 
@@ -200,7 +192,7 @@ def confusions(run: RunRecord) -> list[Figure]:
 
 
 def _confusion_figure(run: RunRecord, name: str, title: str, made: StepPredictions) -> Figure:
-    wrong = misclassified(made, run.seen)
+    wrong = analysis.misclassified(made, run.seen)
     pairs = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:5]]
     table: Rows = [
         {"true class": run.names[i], "predicted as": run.names[j], "images": int(wrong[i, j])}
@@ -210,30 +202,26 @@ def _confusion_figure(run: RunRecord, name: str, title: str, made: StepPredictio
     listed = [f"{_short(row['true class'])} as {_short(row['predicted as'])} ({row['images']})" for row in table]
     caption = "The stronger the colour, the more images, as log(1 + n)."
     caption += f" Most frequent errors: {', '.join(listed)}." if listed else " No image is misclassified."
-    return Figure(name, title, caption, _matrix(run, confusion(made, run.seen)), table, square=True)
+    return Figure(name, title, caption, _matrix(run, analysis.confusion(made, run.seen)), table, square=True)
 
 
 def _matrix(run: RunRecord, counts: Array) -> alt.LayerChart:
     cells: Rows = [{"t": int(i), "p": int(j), "n": int(counts[i, j])} for i, j in zip(*counts.nonzero(), strict=True)]
-    bounds = [int(bound) for bound in np.cumsum([0, *run.sizes])]
-    names = inline([{"c": c, "name": name} for c, name in enumerate(run.names)])
+    bounds = [0, *(step.seen for step in run.steps)]
+    names = alt.LookupData(alt.InlineData([{"c": c, "name": name} for c, name in enumerate(run.names)]), "c", ["name"])
     axis, domain = alt.Axis(values=bounds, grid=False), alt.Scale(domain=[0, run.seen], nice=False)
-    matrix = (
-        chart_of(cells)
-        .mark_rect(color="#e76f51", strokeWidth=0)
-        .transform_calculate(t2="datum.t + 1", p2="datum.p + 1", depth="log(1 + datum.n)")
-        .transform_lookup("t", alt.LookupData(names, "c", ["name"]), as_=["true class"])
-        .transform_lookup("p", alt.LookupData(names, "c", ["name"]), as_=["predicted as"])
-        .encode(
-            x=alt.X("p:Q", title="predicted class", scale=domain, axis=axis),
-            x2="p2:Q",
-            y=alt.Y("t:Q", title="true class", scale=alt.Scale(domain=[run.seen, 0], nice=False), axis=axis),
-            y2="t2:Q",
-            opacity=alt.Opacity("depth:Q", legend=None, scale=alt.Scale(range=[0.12, 1], zero=True)),
-            tooltip=[alt.Tooltip("true class:N"), alt.Tooltip("predicted as:N"), alt.Tooltip("n:Q", title="images")],
-        )
+    squares = chart_of(cells).mark_rect(color="#e76f51", strokeWidth=0)
+    squares = squares.transform_calculate(t2="datum.t + 1", p2="datum.p + 1", depth="log(1 + datum.n)")
+    squares = squares.transform_lookup("t", names, as_=["true class"])
+    matrix = squares.transform_lookup("p", names, as_=["predicted as"]).encode(
+        x=alt.X("p:Q", title="predicted class", scale=domain, axis=axis),
+        x2="p2:Q",
+        y=alt.Y("t:Q", title="true class", scale=alt.Scale(domain=[run.seen, 0], nice=False), axis=axis),
+        y2="t2:Q",
+        opacity=alt.Opacity("depth:Q", legend=None, scale=alt.Scale(range=[0.12, 1], zero=True)),
+        tooltip=[alt.Tooltip("true class:N"), alt.Tooltip("predicted as:N"), alt.Tooltip("n:Q", title="images")],
     )
-    lines = alt.Chart(inline([{"at": bound} for bound in bounds[1:-1]]))
+    lines = alt.Chart(alt.InlineData([{"at": bound} for bound in bounds[1:-1]]))
     lines = lines.mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
     chart: alt.LayerChart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
     return chart
@@ -244,26 +232,23 @@ def _short(name: str) -> str:
 
 
 def age(run: RunRecord) -> Figure:
-    rows = accuracy_by_age(run)
-    base = chart_of(rows).encode(x=alt.X("age:O", title="steps since a class was learned", axis=alt.Axis(labelAngle=0)))
+    rows = analysis.accuracy_by_age(run)
+    base = chart_of(rows).encode(x=_steps_axis("age", "steps since a class was learned"))
     lines = base.mark_line(point=True).encode(
         y=percent("accuracy", "accuracy, %"),
-        color=learned_in(),
+        color=_learned_in(),
         tooltip=["learned:O", "age:O", alt.Tooltip("accuracy:Q", format=".1f")],
     )
     mean = base.mark_line(color="gray", strokeDash=[4, 4]).encode(y="mean(accuracy):Q")
-    means = {age: _mean([row["accuracy"] for row in rows if row["age"] == age]) for age in {row["age"] for row in rows}}
-    youngest, oldest = min(means), max(means)
+    ages = sorted({row["age"] for row in rows})
+    means = {age: float(np.mean([row["accuracy"] for row in rows if row["age"] == age])) for age in ages}
+    oldest = ages[-1]
     caption = (
-        f"Mean accuracy of classes: {means[youngest]:.1f} % when they are new and {means[oldest]:.1f} % "
+        f"Mean accuracy of classes: {means[ages[0]]:.1f} % when they are new and {means[oldest]:.1f} % "
         f"{oldest} step{'s' if oldest > 1 else ''} later. Dashed: mean over all steps."
     )
-    table: Rows = [{"age": age, "mean accuracy": rounded(means[age])} for age in sorted(means)]
+    table: Rows = [{"age": age, "mean accuracy": rounded(value)} for age, value in means.items()]
     return Figure("age", "Accuracy of classes as they age", caption, lines + mean, table)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
 
 
 def calibration(run: RunRecord) -> Figure:
@@ -272,56 +257,42 @@ def calibration(run: RunRecord) -> Figure:
     for step in run.steps:
         made, _ = run.predictions(step.step)
         is_old = made.labels < step.seen - step.new
-        found = {"old classes": calibration_error(made, is_old), "new classes": calibration_error(made, ~is_old)}
+        masks = {"old classes": is_old, "new classes": ~is_old}
+        found = {which: analysis.calibration_error(made, mask) for which, mask in masks.items()}
         rows += [{"step": step.step, "which": which, "ece": ece} for which, ece in found.items() if ece is not None]
         table.append({"step": step.step, **{which: rounded(ece) for which, ece in found.items()}})
     colours = alt.Scale(domain=["old classes", "new classes"], range=["#5b8db8", "#e76f51"])
-    chart = (
-        chart_of(rows)
-        .mark_line(point=True)
-        .encode(
-            x=steps_axis(),
-            y=alt.Y("ece:Q", title="expected calibration error, points"),
-            color=alt.Color("which:N", title=None, scale=colours),
-            tooltip=["which:N", "step:O", alt.Tooltip("ece:Q", format=".1f")],
-        )
+    lines = chart_of(rows).mark_line(point=True)
+    chart = lines.encode(
+        x=_steps_axis(),
+        y=alt.Y("ece:Q", title="expected calibration error, points"),
+        color=alt.Color("which:N", title=None, scale=colours),
+        tooltip=["which:N", "step:O", alt.Tooltip("ece:Q", format=".1f")],
     )
-    shown = [
-        f"{value} points for {which}" for which, value in table[-1].items() if which != "step" and value is not None
-    ]
+    shown = [f"{rounded(ece)} points for {which}" for which, ece in found.items() if ece is not None]
     caption = f"Mean gap between confidence and accuracy (0 is best) after the last step: {' and '.join(shown)}."
     return Figure("calibration", "Calibration", caption, chart, table)
 
 
 def cost(run: RunRecord) -> Figure:
-    parts = [step.seconds_by_part or {"train": step.seconds} for step in run.steps]
-    rows: Rows = [
-        {"step": step.step, "part": part, "seconds": found[part], "order": i}
-        for step, found in zip(run.steps, parts, strict=True)
-        for i, part in enumerate(PARTS)
-        if part in found
-    ]
-    chart = (
-        chart_of(rows)
-        .mark_bar()
-        .encode(
-            x=steps_axis(),
-            y=alt.Y("seconds:Q", title="seconds"),
-            color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(PARTS), scheme="tableau10")),
-            order="order:Q",
-            tooltip=["part:N", alt.Tooltip("seconds:Q", format=".2f")],
-        )
+    rows: Rows = []
+    table: Rows = []
+    for step in run.steps:
+        found = step.seconds_by_part or {"train": step.seconds}
+        for order, part in enumerate(PARTS):
+            if part in found:
+                rows.append({"step": step.step, "part": part, "seconds": found[part], "order": order})
+        cells = {"images/s": rounded(step.images_per_second, 0), "peak MB": rounded(step.memory_peak_mb or None, 0)}
+        table.append({"step": step.step, **{part: rounded(found.get(part), 2) for part in PARTS}, **cells})
+    bars = chart_of(rows).mark_bar()
+    chart = bars.encode(
+        x=_steps_axis(),
+        y=alt.Y("seconds:Q", title="seconds"),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(PARTS), scheme="tableau10")),
+        order="order:Q",
+        tooltip=["part:N", alt.Tooltip("seconds:Q", format=".2f")],
     )
     total = sum(step.seconds for step in run.steps)
     peak = max(step.memory_peak_mb for step in run.steps)
     caption = f"{duration(total)} in total" + (f", with a peak memory of {peak:,.0f} MB." if peak else ".")
-    table: Rows = [
-        {
-            "step": step.step,
-            **{part: rounded(found.get(part), 2) for part in PARTS},
-            "images/s": rounded(step.images_per_second, 0),
-            "peak MB": rounded(step.memory_peak_mb or None, 0),
-        }
-        for step, found in zip(run.steps, parts, strict=True)
-    ]
     return Figure("cost", "Time per step", caption, chart, table)

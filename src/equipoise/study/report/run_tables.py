@@ -11,13 +11,10 @@ from equipoise.engine.progress import duration
 from equipoise.study.report.analysis import misclassified
 from equipoise.study.report.paper import PaperResult, paper_result
 from equipoise.study.report.runs import RunRecord
+from equipoise.study.tables import FIGURES, one_decimal
 
-SUMMARY = {
-    "last": "last step",
-    "average_without_first": "average without step 1",
-    "average_with_first": "average with step 1",
-    "forgetting": "forgetting",
-}
+TITLES = ("last step", "average without step 1", "average with step 1", "forgetting")
+SUMMARY = dict(zip(FIGURES.values(), TITLES, strict=True))
 """Figures of summary.json, and what a page calls them."""
 MOST_CONFUSED = 8
 
@@ -25,12 +22,8 @@ MOST_CONFUSED = 8
 def headline(run: RunRecord) -> list[dict[str, str]]:
     """Return the most important figures, next to the paper's if it reports the same."""
     paper = paper_result(run)
-    cards = []
-    for name, title in SUMMARY.items():
-        value = (run.summary or {}).get(name)
-        if run.summary is None and name == "last":
-            value = run.steps[-1].accuracy
-        cards.append(_card(title, value, top1_of_paper(paper, name)))
+    summary = {"last": run.steps[-1].accuracy} if run.summary is None else run.summary
+    cards = [_card(title, summary.get(name), top1_of_paper(paper, name)) for name, title in SUMMARY.items()]
     if paper and paper.figure == "top5":
         top5 = [step.accuracy_top5 or 0.0 for step in run.steps]
         average = statistics.mean(top5[1:]) if len(top5) > 1 else None
@@ -53,15 +46,6 @@ def top1_of_paper(paper: PaperResult | None, name: str) -> float | None:
     return {"last": paper.last, "average_without_first": paper.average}.get(name)
 
 
-def one_decimal(value: float | None) -> str:
-    """Format a figure.
-
-    >>> one_decimal(66.64), one_decimal(None)
-    ('66.6', '–')
-    """
-    return "–" if value is None or np.isnan(value) else f"{value:.1f}"
-
-
 def conclusion(run: RunRecord) -> str:
     """Describe the result in a sentence or two."""
     last = run.steps[-1]
@@ -70,7 +54,7 @@ def conclusion(run: RunRecord) -> str:
         return f"The model has learned {last.seen} classes and reaches an accuracy of {last.accuracy:.1f} %."
     made, _ = run.predictions(len(run.steps))
     correct, is_old = made.top1 == made.labels, made.labels < old
-    on_old, on_new = (one_decimal(_percentage(correct[mask])) for mask in (is_old, ~is_old))
+    on_old, on_new = (one_decimal(100 * correct[mask].mean() if mask.any() else None) for mask in (is_old, ~is_old))
     text = (
         f"The model has learned {last.seen} classes in {len(run.steps)} steps and reaches an accuracy of "
         f"{last.accuracy:.1f} %: {on_old} % on the {old} old classes and {on_new} % on the {last.new} newest."
@@ -80,10 +64,6 @@ def conclusion(run: RunRecord) -> str:
     return text
 
 
-def _percentage(correct: np.ndarray[Any, Any]) -> float | None:
-    return 100 * float(correct.mean()) if len(correct) else None
-
-
 def class_table(run: RunRecord) -> list[dict[str, Any]]:
     """Return for every class when it was learned, its accuracy then and now, and its most frequent error."""
     wrong = misclassified(run.predictions(len(run.steps))[0], run.seen)
@@ -91,18 +71,10 @@ def class_table(run: RunRecord) -> list[dict[str, Any]]:
     for c, name in enumerate(run.names):
         learned = int(run.step_of[c])
         then, now = run.steps[learned - 1].per_class[c].accuracy, run.steps[-1].per_class[c].accuracy
-        other = int(wrong[c].argmax())
-        table.append(
-            {
-                "name": name,
-                "learned": learned,
-                "then": then,
-                "now": now,
-                "change": None if then is None or now is None else now - then,
-                "predicted_as": run.names[other] if wrong[c, other] else "",
-                "images": int(wrong[c, other]),
-            }
-        )
+        change = None if then is None or now is None else now - then
+        row = {"name": name, "learned": learned, "then": then, "now": now, "change": change}
+        other, images = int(wrong[c].argmax()), int(wrong[c].max())
+        table.append({**row, "predicted_as": run.names[other] if images else "", "images": images})
     return table
 
 

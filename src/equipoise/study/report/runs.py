@@ -111,11 +111,6 @@ class RunRecord:
         return str(self.settings["method"])
 
     @property
-    def sizes(self) -> list[int]:
-        """Number of classes of each finished step."""
-        return [step.new for step in self.steps]
-
-    @property
     def planned(self) -> int:
         """Number of steps when the run is finished."""
         return len(self.config.get("sizes") or self.steps)
@@ -133,7 +128,7 @@ class RunRecord:
     @cached_property
     def step_of(self) -> Array:
         """The step that learned each class, from 1."""
-        return np.repeat(np.arange(1, len(self.sizes) + 1), self.sizes)
+        return np.repeat([step.step for step in self.steps], [step.new for step in self.steps])
 
     @property
     def norm(self) -> int:
