@@ -10,7 +10,7 @@ from equipoise.app.model import Model
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.model_files import KINDS
 from equipoise.core.directory import MAX_TENSOR_BYTES
-from equipoise.data.images import digest
+from equipoise.core.files import digest
 from equipoise.engine.evaluate import predict_all
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.step import evaluation, now

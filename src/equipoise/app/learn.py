@@ -15,9 +15,10 @@ from equipoise.app.photo_folder import FolderScan, read_images, scan_folder, sho
 from equipoise.app.step_plan import StepPlan, already_known, prepare
 from equipoise.app.stored_images import identify
 from equipoise.core.config import build, parse_value
+from equipoise.core.files import digest
 from equipoise.data.augment import Augment
 from equipoise.data.decoding import check_size
-from equipoise.data.images import Images, digest
+from equipoise.data.images import Images
 from equipoise.data.sources import options
 from equipoise.data.sources.folder import MEAN, STD
 from equipoise.engine.checkpoint import StepCheckpoint

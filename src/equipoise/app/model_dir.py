@@ -38,10 +38,11 @@ from equipoise.app.stored_images import IDENTITY, ending, fetch, folder_name, st
 from equipoise.core import tensors
 from equipoise.core.config import build
 from equipoise.core.directory import MAX_TENSOR_BYTES, TEMPORARY, Directory
+from equipoise.core.files import digest
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images, TensorStore, digest
+from equipoise.data.images import Images, TensorStore
 from equipoise.engine.checkpoint import OURS as CHECKPOINT_FILES
-from equipoise.engine.learner import Learner, make_method
+from equipoise.engine.learner import make_method
 from equipoise.engine.results import FORMAT, Label, StepResult
 from equipoise.engine.settings import Settings, upgrade
 from equipoise.errors import EquipoiseError, RunError, UsageError
@@ -67,6 +68,7 @@ class ModelDir:
 
     def __init__(self, path: Path) -> None:
         self.path, self.directory = path, Directory(path)
+        self._version_files = self.directory.sub("", "restore it from a copy, or go back with `equipoise undo`")
 
     @property
     def exists(self) -> bool:
@@ -113,7 +115,7 @@ class ModelDir:
     def config(self) -> ModelConfig:
         """Read config.json."""
         self.check()
-        return read_model_config(self.directory, "config.json", "restore it from versions/")
+        return read_model_config(self.directory.sub("", "restore it from versions/"), "config.json")
 
     def _file(self, config: ModelConfig, name: str) -> str:
         """Return the path of a version's file; a plain copy of a model has them only at the top."""
@@ -157,8 +159,8 @@ class ModelDir:
             why = f"{error} is missing" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
             remedy = "install what it needs, or restore it from a copy"
             raise RunError(f"cannot load the model in {self.path} ({why}): {remedy}") from error
-        learner = Learner(settings, augment, method.eval(), memory)
-        model = Model(learner, config.shape, no_images(config.shape), list(config.classes), self.steps_of(config))
+        none, steps = no_images(config.shape), self.steps_of(config)
+        model = Model(settings, augment, method.eval(), memory, config.shape, none, list(config.classes), steps)
         if images:
             self._load_images(model, self.images_of(config))
         return model
@@ -180,7 +182,7 @@ class ModelDir:
 
     def images_of(self, config: ModelConfig) -> ModelImages:
         """Return the names of a version's images."""
-        return read_model_images(self.directory, self._file(config, "images.json"), len(config.classes))
+        return read_model_images(self._version_files, self._file(config, "images.json"), len(config.classes))
 
     def steps(self) -> list[StepResult]:
         """Return the results of all steps."""
@@ -188,7 +190,7 @@ class ModelDir:
 
     def steps_of(self, config: ModelConfig) -> list[StepResult]:
         """Return the results of all steps up to a version."""
-        return read_model_steps(self.directory, self._file(config, "steps.json"))
+        return read_model_steps(self._version_files, self._file(config, "steps.json"))
 
     # ---- changing
 
@@ -226,7 +228,7 @@ class ModelDir:
         )
         folder = self.directory.sub(f"versions/{name}")
         folder.make_dir()
-        folder.write_bytes("model.safetensors", data)
+        folder.write_bytes("model.safetensors", data, MAX_TENSOR_BYTES)
         folder.write_json("steps.json", [step.to_dict() for step in model.steps])
         folder.write_json("images.json", asdict(images))
         folder.write_json("config.json", asdict(config))
@@ -272,7 +274,7 @@ class ModelDir:
         folder = f"versions/{config.previous}"
         if config.previous is None or not self.directory.exists(folder):  # a plain copy may not have it
             return None
-        return read_model_config(self.directory, f"{folder}/config.json", "restore it from a copy")
+        return read_model_config(self.directory, f"{folder}/config.json")
 
     def _tidy(self) -> None:
         """Update links and card, and delete what no version names."""

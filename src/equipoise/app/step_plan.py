@@ -70,7 +70,7 @@ class StepPlan:
     @property
     def load(self) -> int:
         """Training images over all epochs."""
-        return self.model.learner.workload(self.step, self.images)
+        return self.model.workload(self.step, self.images)
 
     @property
     def epochs(self) -> int:
@@ -83,13 +83,13 @@ class StepPlan:
 
     def estimate_seconds(self) -> float:
         """Estimate the training time with a short trial on a copy."""
-        rate = self.model.copy().learner.throughput(self.step, self.images)
+        rate = self.model.copy().throughput(self.step, self.images)
         return 0.0 if rate is None else self.load / rate
 
     def learn(self, listener: TrainListener | None = None, store: StageStore | None = None) -> StepResult:
         """Learn the step and add its result to the model."""
         model = self.model
-        outcome = model.learner.learn(self.step, self.images, model.holdout, model.classes, listener, store)
+        outcome = model.learn(self.step, self.images, model.holdout, model.classes, listener, store)
         result = replace(
             outcome.result,
             step=len(model.steps) + 1,
@@ -146,10 +146,10 @@ def prepare(model: Model, new: NewImages, holdout: float, extend: bool, train: M
     model.holdout = join([model.holdout, collect({name: held[name] for name in names}, model.shape, old)])
     if model.method.rehearsal == "memory":
         _check_memory(model, old)
-    images = model.learner.training_images(step)
+    images = model.training_images(step)
     budget = auto_budget(len(images), is_features(model.shape)) | dict(train)
     schedule = build(Schedule, asdict(model.settings.train) | budget, "train")
-    model.learner.settings = replace(model.settings, train=schedule)
+    model.settings = replace(model.settings, train=schedule)
     return StepPlan(model, step, images, held_now, extended)
 
 
@@ -168,7 +168,7 @@ def drop_for_relearning(model: Model, extended: list[Label]) -> None:
     fresh = make_method(model.settings, model.shape, model.memory, pretrained=False)
     if hasattr(model.method, "backbone"):
         fresh.backbone.load_state_dict(model.method.backbone.state_dict())
-    model.learner.method, model.classes = fresh, []
+    model.method, model.classes = fresh, []
     model.memory.exemplars, model.holdout = {}, model.holdout.select(torch.arange(0))
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from equipoise.core.directory import Directory
+from equipoise.core.files import digest
 from equipoise.data.decoding import DECODE_ERRORS
-from equipoise.data.images import digest
 from equipoise.data.prefetch import decoder_pool
 from equipoise.errors import RunError
 

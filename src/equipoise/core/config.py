@@ -12,6 +12,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -84,15 +85,10 @@ def field_docs(cls: type) -> dict[str, str]:
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
-        for this, after in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(this, ast.AnnAssign)
-                and isinstance(this.target, ast.Name)
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-                and isinstance(after.value.value, str)
-            ):
-                docs[this.target.id] = inspect.cleandoc(after.value.value).replace("\n", " ")
+        for pair in pairwise(body.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = inspect.cleandoc(text).replace("\n", " ")
     return docs
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.files import digest
 from equipoise.data.decoding import check_size, decode
 from equipoise.data.index import Index
 from equipoise.data.prefetch import decoder_pool, map_ahead
@@ -24,11 +24,6 @@ from equipoise.errors import DataError
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def digest(data: bytes) -> bytes:
-    """Return a 16-byte hash."""
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class Store(Protocol):
@@ -149,8 +144,9 @@ class Images:
         return Images(self.store, self.rows[where], self.labels[where])
 
     def relabel(self, lookup: Tensor) -> Images:
-        """Replace each label ``y`` by ``lookup[y]``."""
-        return Images(self.store, self.rows, lookup[self.labels])
+        """Replace each label ``y`` by ``lookup[y]``, and drop the images for which that is negative."""
+        labels = lookup[self.labels]
+        return Images(self.store, self.rows[labels >= 0], labels[labels >= 0])
 
     def fingerprint(self) -> bytes:
         """Return a hash of images, order and labels."""
