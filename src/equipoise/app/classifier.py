@@ -13,15 +13,16 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from equipoise.app.arrays import decode_all, is_list_of_images, is_pixels, pixels_of, plain_label, short_side_of
+from equipoise.app.arrays import decode_all, is_list_of_images, is_pixels, pixels_of, plain_label
 from equipoise.app.learn import photo_augment, size_for
 from equipoise.app.model import Model, is_features
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.step_plan import prepare
+from equipoise.core.config import with_settings
 from equipoise.core.seeding import preserve_rng
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images
-from equipoise.engine.learner import Shape
+from equipoise.data.decoding import short_side
+from equipoise.data.images import Images, TensorStore
 from equipoise.engine.progress import ProgressBar
 from equipoise.engine.recipes import resolve
 from equipoise.errors import UsageError
@@ -97,17 +98,16 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from scratch."""
-        with preserve_rng():
-            return self._learn(X, y, None)
+        return self._learn(X, y, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn one more step. A known class is learned again from its exemplars and the new images.
 
         ``classes`` is ignored; it exists for compatibility with scikit-learn.
         """
-        with preserve_rng():
-            return self._learn(X, y, getattr(self, "model_", None))
+        return self._learn(X, y, getattr(self, "model_", None))
 
+    @preserve_rng()
     def _learn(self, X: Any, y: Any, model: Model | None) -> Self:
         pixels, labels = self._check(X, y, model)
         model = self._new_model(pixels) if model is None else self._copy_of(model)
@@ -142,22 +142,15 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 raise UsageError(f"{name}={asked!r} conflicts with the fitted model ({current!r}); refit to change it")
         return model.copy()
 
-    def _sections(self) -> dict[str, dict[str, Any]]:
-        sections = {section: dict(values) for section, values in (self.settings or {}).items()}
-        sections.setdefault("memory", {})["size"] = self.memory
-        sections.setdefault("runtime", {})["device"] = self.device
-        if self.backbone != "auto":
-            sections.setdefault("net", {})["backbone"] = self.backbone
-        if self.weights is not None:
-            sections.setdefault("net", {})["weights"] = str(self.weights)
-        return sections
-
     def _new_model(self, pixels: Tensor) -> Model:
-        _, *sides = pixels.shape
-        shape: Shape = (sides[0], sides[1], sides[2])
-        features = pixels.dtype != torch.uint8
-        recipe = "features" if features else "folder"
-        sections = self._sections()
+        shape, features = TensorStore(pixels).shape, pixels.dtype != torch.uint8
+        named = {
+            "memory.size": self.memory,
+            "runtime.device": self.device,
+            "net.backbone": None if self.backbone == "auto" else self.backbone,
+            "net.weights": self.weights and str(self.weights),
+        }
+        recipe, sections = "features" if features else "folder", with_settings(self.settings or {}, named)
         settings = resolve("folder", self.method, recipe, self.seed, sections)
         augment = standardise(pixels) if features else photo_augment(shape, settings)
         return Model.create(settings, shape, augment)
@@ -212,16 +205,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if is_pixels(X):
             pixels = pixels_of(X)
         else:
-            size = model.shape[1] if model is not None else self._size(X)
-            pixels = decode_all(X, size)
+            size = self.image_size if model is None else model.shape[1]
+            pixels = decode_all(X, size_for(self.backbone, short_side(X)) if size == "auto" else size)
         if model is not None and tuple(pixels.shape[1:]) != model.shape:
             raise UsageError(
                 f"X has images of shape {tuple(pixels.shape[1:])}, but the model was fitted on {model.shape}"
             )
         return pixels
-
-    def _size(self, X: Any) -> int:
-        return size_for(self.backbone, short_side_of(X)) if self.image_size == "auto" else self.image_size
 
     def _rows(self, rows: np.ndarray, model: Model | None) -> Tensor:
         if model is not None and not is_features(model.shape):

@@ -17,9 +17,10 @@ from rich.table import Table
 from equipoise.app.card import counted, describe_classes, describe_step, percent
 from equipoise.app.learn import LearnListener
 from equipoise.app.model import Model
-from equipoise.app.photo_folder import FolderScan, SkippedFile
+from equipoise.app.photo_folder import Decoded, FolderScan, SkippedFile
 from equipoise.app.predict import Prediction
 from equipoise.app.step_plan import StepPlan
+from equipoise.core.progress_line import track
 from equipoise.engine.progress import ProgressBar, duration
 from equipoise.engine.results import StepResult
 from equipoise.errors import DataError
@@ -31,52 +32,23 @@ LISTED = 20
 class LearnConsole(ProgressBar, LearnListener):
     """Shows a step from reading the folder to its accuracy."""
 
-    def reading(self, found: FolderScan) -> None:
-        self.files, self.read, self.reading_since = len(found), 0, time.monotonic()
-        self.last_update = 0.0
-        if self.console.is_terminal and not self.quiet:
-            self.status = self.console.status("reading images")
-            self.status.start()
-
-    def decoded(self, count: int) -> None:
-        self.read += count
-        spent = time.monotonic() - self.reading_since
-        if self.quiet or spent - self.last_update < 1 or self.read % 16:
-            return
-        left = duration(spent / self.read * (self.files - self.read))
-        line = f"reading images: {self.read:,} of {self.files:,}, {left} left"
-        if self.console.is_terminal:
-            self.last_update = spent
-            self.status.update(line)
-        elif spent - self.last_update > 5:
-            self.last_update = spent
-            self.console.print(f"  {line}", style="dim")
+    def reading(self, images: Iterable[Decoded], total: int) -> Iterable[Decoded]:
+        return images if self.quiet else track(images, total, "reading", "images")
 
     def note(self, text: str) -> None:
-        self._end_reading()
         self.console.print(text, soft_wrap=True)
 
     def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
-        self._end_reading()
         if not self.quiet:
             self.console.print(skipped_text(found.skipped), soft_wrap=True, end="")
             for line in plan_lines(plan, seconds, epochs_done):
                 self.console.print(line, soft_wrap=True)
         self.start([plan.load])
 
-    def _end_reading(self) -> None:
-        if hasattr(self, "status"):
-            self.status.stop()
-            del self.status
-
     def learned(self, result: StepResult, model: Model) -> None:
         self.close()
         for line in result_lines(result):
             self.console.print(line, soft_wrap=True)
-
-    def close(self) -> None:
-        self._end_reading()
-        super().close()
 
 
 class LearnJson(LearnListener):

@@ -97,6 +97,20 @@ def init_values(instance: Any) -> dict[str, Any]:
     return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init}
 
 
+def with_settings(sections: Mapping[str, Mapping[str, Any]], named: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a copy of nested settings with all ``named`` ones that are not None.
+
+    >>> with_settings({"train": {"lr": 0.1}}, {"train.epochs": 3, "net.backbone": None})
+    {'train': {'lr': 0.1, 'epochs': 3}}
+    """
+    found = {section: dict(values) for section, values in sections.items()}
+    for path, value in named.items():
+        section, _, name = path.partition(".")
+        if value is not None:
+            found.setdefault(section, {})[name] = value
+    return found
+
+
 def flatten(sections: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings.
 

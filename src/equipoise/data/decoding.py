@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import BinaryIO
+from contextlib import ExitStack, suppress
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -26,6 +28,17 @@ TRANSPOSE = {
 
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for files that it cannot read."""
+
+
+def short_side(pictures: Sequence[Any], sample: int = 100) -> int:
+    """Return the median short side of paths or PIL images, from a sample of those that can be read."""
+    sides = []
+    for picture in pictures[:: max(1, len(pictures) // sample)]:
+        with suppress(*DECODE_ERRORS, TypeError), ExitStack() as stack:
+            if not isinstance(picture, Image.Image):
+                picture = stack.enter_context(Image.open(os.fspath(picture)))
+            sides.append(min(picture.size))
+    return int(np.median(sides)) if sides else 0
 
 
 def check_size(size: int) -> None:
