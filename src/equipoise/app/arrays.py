@@ -17,14 +17,15 @@ from equipoise.engine.results import Label
 from equipoise.errors import DataError, UsageError
 
 
-def is_list_of_images(X: Any) -> bool:
-    """Return whether ``X`` is a list of paths or PIL images."""
-    return isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], str | os.PathLike | Image.Image)
-
-
 def is_pixels(X: Any) -> bool:
     """Return whether ``X`` is an array or tensor of images rather than rows of features."""
     return isinstance(X, np.ndarray | Tensor) and X.ndim in (3, 4)
+
+
+def is_images(X: Any) -> bool:
+    """Return whether ``X`` is an array or tensor of images, or a list of paths or PIL images."""
+    listed = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], str | os.PathLike | Image.Image)
+    return listed or is_pixels(X)
 
 
 def pixels_of(X: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,9 +14,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from equipoise.app.arrays import decode_all, is_list_of_images, is_pixels, pixels_of, plain_label
+from equipoise.app.arrays import decode_all, is_images, is_pixels, pixels_of, plain_label
 from equipoise.app.learn import photo_augment, size_for
-from equipoise.app.model import Model, is_features
+from equipoise.app.model import Model, describe_input, is_features
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.step_plan import prepare
 from equipoise.core.config import with_settings
@@ -29,6 +30,7 @@ from equipoise.errors import UsageError
 from equipoise.learn.runtime import Runtime
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn compares and prints estimators in its own way
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A neural classifier that learns new classes over time; each ``partial_fit`` is one step.
 
@@ -68,31 +70,17 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         The result of each step (``equipoise.engine.results.StepResult``).
     """
 
-    def __init__(
-        self,
-        method: str = "wa",
-        memory: int = 2000,
-        seed: int = 0,
-        epochs: int | Literal["auto"] = "auto",
-        backbone: str = "auto",
-        image_size: int | Literal["auto"] = "auto",
-        weights: str | Path | None = None,
-        holdout: float = 0.0,
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
-        device: str = "cpu",
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.memory = memory
-        self.seed = seed
-        self.epochs = epochs
-        self.backbone = backbone
-        self.image_size = image_size
-        self.weights = weights
-        self.holdout = holdout
-        self.settings = settings
-        self.device = device
-        self.verbose = verbose
+    method: str = "wa"
+    memory: int = 2000
+    seed: int = 0
+    epochs: int | Literal["auto"] = "auto"
+    backbone: str = "auto"
+    image_size: int | Literal["auto"] = "auto"
+    weights: str | Path | None = None
+    holdout: float = 0.0
+    settings: Mapping[str, Mapping[str, Any]] | None = None
+    device: str = "cpu"
+    verbose: bool = False
 
     # ---- learning
 
@@ -128,8 +116,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             plan.learn(bar)
         finally:
             bar.close()
-        self.model_, self.classes_ = model, classes
-        self.steps_ = model.steps
+        self.model_, self.classes_, self.steps_ = model, classes, model.steps
         return self
 
     def _copy_of(self, model: Model) -> Model:
@@ -160,7 +147,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         first = model is None
         if y is None:
             raise UsageError("this classifier requires y to be passed, but the target y is None")
-        if is_list_of_images(X) or is_pixels(X):
+        if is_images(X):
             pixels = self._images(X, model)
             labels = column_or_1d(y)
             if len(labels) != len(pixels):
@@ -181,27 +168,22 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Return probabilities, one column for each of ``classes_``."""
         check_is_fitted(self)
         model: Model = self.model_
-        if is_list_of_images(X) or is_pixels(X):
+        if is_images(X):
             pixels = self._images(X, model)
         else:
             pixels = self._rows(validate_data(self, X, dtype=np.float32, reset=False), model)
         labels = torch.zeros(len(pixels), dtype=torch.long)
         probabilities = model.probabilities(Images.of(pixels, labels)).double().numpy()
         order = [model.classes.index(plain_label(name)) for name in self.classes_]
-        sorted_: np.ndarray = probabilities[:, order] / probabilities.sum(1, keepdims=True)
-        return sorted_
+        return np.asarray(probabilities[:, order] / probabilities.sum(1, keepdims=True))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each image."""
         best = self.predict_proba(X).argmax(1)
-        named: np.ndarray = self.classes_[best]
-        return named
+        return np.asarray(self.classes_[best])
 
     def _images(self, X: Any, model: Model | None) -> Tensor:
-        if model is not None and is_features(model.shape):
-            raise UsageError(
-                f"X has images, but this {type(self).__name__} was fitted on rows of {model.shape[0]} features"
-            )
+        self._check_kind("images", False, model)
         if is_pixels(X):
             pixels = pixels_of(X)
         else:
@@ -214,11 +196,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return pixels
 
     def _rows(self, rows: np.ndarray, model: Model | None) -> Tensor:
-        if model is not None and not is_features(model.shape):
-            raise UsageError(
-                f"X has rows of features, but this {type(self).__name__} was fitted on images of shape {model.shape}"
-            )
+        self._check_kind("rows of features", True, model)
         return torch.from_numpy(np.ascontiguousarray(rows))[:, :, None, None]
+
+    def _check_kind(self, given: str, features: bool, model: Model | None) -> None:
+        if model is not None and is_features(model.shape) != features:
+            fitted = describe_input(model.shape)
+            raise UsageError(f"X has {given}, but this {type(self).__name__} was fitted on {fitted}")
 
     # ---- saving
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from equipoise.app.card import counted, describe_classes, describe_step, percent
 from equipoise.app.learn import LearnListener
@@ -206,11 +206,14 @@ def history_table(steps: Sequence[StepResult]) -> Table:
     return table
 
 
+def class_table(*figures: str) -> Table:
+    """Return an empty table of classes with the given figures."""
+    return Table("class", *(Column(name, justify="right") for name in figures), box=box.SIMPLE, pad_edge=False)
+
+
 def evaluation_table(facts: Mapping[str, Any]) -> Table:
     """Return the accuracy per class."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("class", "correct", "total", "accuracy"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
+    table = class_table("correct", "total", "accuracy")
     for entry in facts["per_class"]:
         cells = (str(entry["correct"]), str(entry["total"]), percent(entry["accuracy"]))
         table.add_row(escape(str(entry["name"])), *cells)

@@ -85,12 +85,9 @@ def _trace(module: ExportModule, example: Tensor) -> Any:
 
 def metadata(model: Model) -> dict[str, str]:
     """Return what is stored in the file besides the graph."""
-    facts = {
-        "classes": [str(name) for name in model.classes],
-        "size": model.shape[1],
+    return {
+        "classes": json.dumps([str(name) for name in model.classes], ensure_ascii=False),
+        "size": str(model.shape[1]),
         "method": model.settings.method,
         "made_by": "equipoise",
-    }
-    return {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in facts.items()
     }

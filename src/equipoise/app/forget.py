@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from equipoise.app.model import Model
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.model_files import KINDS
+from equipoise.app.stored_images import stem
 from equipoise.core.directory import MAX_TENSOR_BYTES
 from equipoise.core.files import digest
 from equipoise.engine.evaluate import predict_all
@@ -38,7 +39,7 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         if len(gone) == len(model.classes):
             raise UsageError(f"these are all classes of {place.path}: delete the directory instead")
         files = [file for name in gone for file in place.image_files(name)]
-        contents = {_stem(file): digest(place.directory.read_bytes(file)) for file in files}
+        contents = {stem(file): digest(place.directory.read_bytes(file)) for file in files}
         model.drop(gone)
         model.steps = [without_classes(step, gone) for step in model.steps]
         result = _evaluate(model, len(gone))
@@ -90,15 +91,11 @@ def verify(place: ModelDir, gone: Sequence[Label], images: Mapping[str, bytes]) 
     contents = set(images.values())
     for file in files:
         data = place.directory.read_bytes(file, MAX_TENSOR_BYTES)
-        if _stem(file) in images or digest(data) in contents or _mentions(file, data, gone, images):
+        if stem(file) in images or digest(data) in contents or _mentions(file, data, gone, images):
             raise RunError(
                 f"the classes are forgotten, but {place.path / file} still contains traces of them: check that file"
             )
     return len(files)
-
-
-def _stem(file: str) -> str:
-    return file.rpartition("/")[2].partition(".")[0]
 
 
 def _mentions(file: str, data: bytes, gone: Sequence[Label], images: Mapping[str, bytes]) -> bool:

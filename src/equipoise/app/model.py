@@ -77,12 +77,8 @@ class Model(Learner):
     def check_takes_photos(self) -> None:
         """Raise an error for image files if the model was trained on something else."""
         if self.shape[0] != 3 or self.shape[1] != self.shape[2] or self.shape[1] == 1:
-            what = f"rows of {self.shape[0]} features" if is_features(self.shape) else f"arrays of shape {self.shape}"
+            what = describe_input(self.shape)
             raise UsageError(f"this model was trained on {what}, not on image files: use it from Python with eq.load")
-
-    def held_out(self, index: int) -> Images:
-        """Return the held-out images of a class."""
-        return self.holdout.select(self.holdout.labels == index)
 
     def drop(self, names: Iterable[Label]) -> None:
         """Remove classes: their rows in the head, exemplars and held-out images."""
@@ -97,13 +93,21 @@ class Model(Learner):
 
     def images_by_class(self) -> dict[Label, tuple[Images, Images]]:
         """Return the exemplars and held-out images of each class."""
-        none = no_images(self.shape)
-        return {n: (self.memory.exemplars.get(c, none), self.held_out(c)) for c, n in enumerate(self.classes)}
+        none, held = no_images(self.shape), self.holdout
+        return {
+            name: (self.memory.exemplars.get(c, none), held.select(held.labels == c))
+            for c, name in enumerate(self.classes)
+        }
 
 
 def is_features(shape: Shape) -> bool:
     """Return whether inputs of this shape are rows of features."""
     return shape[1:] == (1, 1)
+
+
+def describe_input(shape: Shape) -> str:
+    """Describe inputs of this shape for people."""
+    return f"rows of {shape[0]} features" if is_features(shape) else f"images of shape {shape}"
 
 
 def no_images(shape: Shape) -> Images:

@@ -62,7 +62,7 @@ class ModelImages:
         return sum(map(len, self.of(kind)))
 
 
-def read_model_config(directory: Directory, name: str) -> ModelConfig:
+def read_config(directory: Directory, name: str) -> ModelConfig:
     """Read a config.json of this or an older version."""
     data = directory.read_json(name)
     if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > FORMAT:
@@ -82,7 +82,7 @@ def read_model_config(directory: Directory, name: str) -> ModelConfig:
     return config
 
 
-def read_model_images(directory: Directory, name: str, classes: int) -> ModelImages:
+def read_images(directory: Directory, name: str, classes: int) -> ModelImages:
     """Read an images.json."""
     try:
         images = msgspec.convert(directory.read_json(name), ModelImages)
@@ -96,7 +96,7 @@ def read_model_images(directory: Directory, name: str, classes: int) -> ModelIma
     return images
 
 
-def read_model_steps(directory: Directory, name: str) -> list[StepResult]:
+def read_steps(directory: Directory, name: str) -> list[StepResult]:
     """Read a steps.json."""
     where, rows = str(directory.path / name), directory.read_json(name)
     try:

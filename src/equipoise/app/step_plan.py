@@ -12,7 +12,6 @@ from equipoise.app.model import Model, collect, is_features
 from equipoise.core.config import build
 from equipoise.core.seeding import generator
 from equipoise.data.images import Images, join
-from equipoise.data.split import hold_out
 from equipoise.data.stream import Step
 from equipoise.engine.learner import make_method
 from equipoise.engine.results import Label, StepResult
@@ -33,16 +32,14 @@ def split_holdout(new: NewImages, fraction: float, seed: int) -> tuple[dict[Labe
     if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
         raise UsageError(f"holdout must be a fraction from 0 to below 1, got {fraction!r}")
 
-    def count(images: int) -> int:
-        return min(max(1, round(fraction * images)), images - 1) if fraction and images > 3 else 0
-
-    def mask(name: Label, images: Images) -> torch.Tensor:
-        one_class = torch.zeros(len(images), dtype=torch.long)
-        return hold_out(one_class, count, lambda _: generator(seed, "holdout", str(name)))
-
-    masks = {name: mask(name, images) for name, images in new.items()}
-    train = {name: images.select(~masks[name]) for name, images in new.items()}
-    return train, {name: images.select(masks[name]) for name, images in new.items()}
+    train, held = {}, {}
+    for name, images in new.items():
+        total = len(images)
+        count = min(max(1, round(fraction * total)), total - 1) if fraction and total > 3 else 0
+        order = torch.randperm(total, generator=generator(seed, "holdout", str(name)))
+        drawn, rest = order[:count].sort().values, order[count:].sort().values
+        train[name], held[name] = images.select(rest), images.select(drawn)
+    return train, held
 
 
 def auto_budget(images: int, features: bool) -> dict[str, int]:
@@ -89,15 +86,10 @@ class StepPlan:
     def learn(self, listener: TrainListener | None = None, store: StageStore | None = None) -> StepResult:
         """Learn the step and add its result to the model."""
         model = self.model
-        outcome = model.learn(self.step, self.images, model.holdout, model.classes, listener, store)
-        result = replace(
-            outcome.result,
-            step=len(model.steps) + 1,
-            classes=self.added,
-            extended=self.extended,
-            held_out=self.held,
-        )
-        result = replace(result, warning=unfairness(result))
+        learned = model.learn(self.step, self.images, model.holdout, model.classes, listener, store).result
+        number, warning = len(model.steps) + 1, unfairness(learned)
+        result = replace(learned, step=number, held_out=self.held, warning=warning)
+        result = replace(result, classes=self.added, extended=self.extended)
         model.steps.append(result)
         return result
 
