@@ -150,8 +150,6 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if is_images(X):
             pixels = self._images(X, model)
             labels = column_or_1d(y)
-            if len(labels) != len(pixels):
-                raise UsageError(f"got {len(pixels)} images but {len(labels)} labels")
         else:
             rows, labels = validate_data(self, X, y, dtype=np.float32, reset=first)
             pixels = self._rows(rows, model)
@@ -172,8 +170,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             pixels = self._images(X, model)
         else:
             pixels = self._rows(validate_data(self, X, dtype=np.float32, reset=False), model)
-        labels = torch.zeros(len(pixels), dtype=torch.long)
-        probabilities = model.probabilities(Images.of(pixels, labels)).double().numpy()
+        probabilities = model.probabilities(Images.of(pixels)).double().numpy()
         order = [model.classes.index(plain_label(name)) for name in self.classes_]
         return np.asarray(probabilities[:, order] / probabilities.sum(1, keepdims=True))
 
@@ -235,15 +232,9 @@ def standardise(rows: Tensor) -> Augment:
 
 
 def _sorted_union(known: np.ndarray, new: np.ndarray) -> np.ndarray:
-    try:
-        both: np.ndarray = np.union1d(known, new)
-    except TypeError as error:
-        raise UsageError(
-            f"cannot sort labels {new[:3].tolist()} and {known[:3].tolist()} together: use one type"
-        ) from error
     if known.dtype.kind != new.dtype.kind and {known.dtype.kind, new.dtype.kind} & set("US"):
         raise UsageError(f"labels {new[:3].tolist()} and {known[:3].tolist()} have different types: use one")
-    return both
+    return np.asarray(np.union1d(known, new))
 
 
 def load(path: str | Path, device: str = "cpu") -> IncrementalClassifier:

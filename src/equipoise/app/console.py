@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rich import box
@@ -51,11 +52,11 @@ class LearnConsole(ProgressBar, LearnListener):
             self.console.print(line, soft_wrap=True)
 
 
+@dataclass
 class LearnJson(LearnListener):
     """Prints one JSON object: the plan of a dry run or the step's result, with all skipped files."""
 
-    def __init__(self, dry_run: bool) -> None:
-        self.dry_run = dry_run
+    dry_run: bool
 
     def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
         self.found = found
@@ -79,7 +80,7 @@ class LearnJson(LearnListener):
 
 def skipped_list(found: FolderScan) -> list[dict[str, str]]:
     """Return the skipped files for JSON."""
-    return [{"path": entry.path, "reason": entry.reason} for entry in found.skipped]
+    return [asdict(entry) for entry in found.skipped]
 
 
 def skipped_text(entries: Sequence[SkippedFile]) -> str:

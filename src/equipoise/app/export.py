@@ -25,10 +25,8 @@ class ExportModule(nn.Module):
         super().__init__()
         self.method, self.features = model.method, is_features(model.shape)
         full = 1.0 if self.features else 255.0
-        self.mean: Tensor
-        self.std: Tensor
-        for name, values in (("mean", model.augment.mean), ("std", model.augment.std)):
-            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1) * full)
+        self.mean = nn.Buffer(torch.tensor(model.augment.mean).view(1, -1, 1, 1) * full)
+        self.std = nn.Buffer(torch.tensor(model.augment.std).view(1, -1, 1, 1) * full)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images[:, :, None, None] if self.features else images.permute(0, 3, 1, 2).float()
@@ -51,9 +49,7 @@ def export_onnx(model: Model, out: Path) -> str:
     )
     with disabled(module, "bf16"):  # the file is for any machine
         proto = _trace(module, example)
-    for key, value in metadata(model).items():
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = key, value
+    onnx.helper.set_model_props(proto, metadata(model))
     onnx.checker.check_model(proto)
     write_bytes(out, proto.SerializeToString())
     return f"rows of {channels} floats" if module.features else f"images (uint8, N × {height} × {width} × {channels})"

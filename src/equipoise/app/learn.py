@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from equipoise.app.model import Model
 from equipoise.app.model_dir import PENDING, ModelDir
 from equipoise.app.photo_folder import Decoded, FolderScan, read_images, scan_folder
@@ -135,7 +133,7 @@ def plan_step(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener
     known: dict[str, str] = {}
     for name, parts in model.images_by_class().items():
         for part in parts:
-            known |= {identify(pixels): str(name) for pixels in part.read(torch.arange(len(part)))}
+            known |= {identify(pixels): str(name) for pixels in part.read()}
     images = read_images(found, model.shape[1], listener.reading, known, wanted.strict)
     model.settings.runtime.start()
     new = {labels[name]: mine for name, mine in images.items()}

@@ -231,8 +231,7 @@ class ModelDir:
         self._tidy()
 
     def _store(self, kind: str, name: Label, images: Images) -> list[str]:
-        pixels = images.read(torch.arange(len(images))) if len(images) else ()
-        return store(self.directory, f"{kind}/{folder_name(name)}", pixels)
+        return store(self.directory, f"{kind}/{folder_name(name)}", images.read() if len(images) else ())
 
     def undo(self) -> StepResult | None:
         """Go back to the version before; return the result of the undone step, None if it cannot be read."""

@@ -6,6 +6,7 @@ import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,9 +43,6 @@ class FolderScan:
     classes: dict[str, list[str]] = field(default_factory=dict)
     """Files of each class, sorted by name."""
     skipped: list[SkippedFile] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return sum(len(files) for files in self.classes.values())
 
     def skip(self, path: str | os.PathLike[str], reason: str) -> None:
         """Record that a file is not used."""
@@ -90,10 +88,9 @@ def _reject_splits(root: Path) -> None:
 
 
 def _holds_folders(folder: os.DirEntry[str]) -> bool:
-    try:
+    with suppress(OSError):
         return any(map(is_dir, _entries(folder.path)))
-    except OSError:
-        return False
+    return False
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
@@ -158,22 +155,18 @@ def read_images(
     keep = len(files) * 3 * size * size <= IN_MEMORY
     # rows of unreadable files stay zero: an interrupted step is recognised by all pixels
     pixels = torch.zeros((len(files) if keep else 0, 3, size, size), dtype=torch.uint8)
-    ids: list[str | None] = []
+    ids: dict[int, str] = {}
     decoded = progress(map_ahead(lambda named: _decode(named[1], size), files, 256, decoder_pool()), len(files))
     for row, ((_, file), answer) in enumerate(zip(files, decoded, strict=True)):
         if isinstance(answer, DataError):
             found.skip(file, str(answer.__cause__ or answer))
-            ids.append(None)
         else:
             image = torch.from_numpy(answer).permute(2, 0, 1)
-            ids.append(identify(image))
+            ids[row] = identify(image)
             if keep:
                 pixels[row] = image
-    good = _without_duplicates(found, files, ids, known or {})
+    rows = _without_duplicates(found, files, ids, known or {})
     store = TensorStore(pixels) if keep else FileStore([file for _, file in files], size)
-    rows = defaultdict(list)
-    for row in good:
-        rows[files[row][0]].append(row)
     for name in [name for name in found.classes if name not in rows]:
         found.skip(found.root / name, "none of its images can be used")
     if found.skipped and (strict or not rows):
@@ -195,17 +188,16 @@ def _decode(file: str, size: int) -> Decoded:
 
 
 def _without_duplicates(
-    found: FolderScan, files: Sequence[tuple[str, str]], ids: Sequence[str | None], known: Mapping[str, str]
-) -> list[int]:
-    """Return the rows of the files to use."""
+    found: FolderScan, files: Sequence[tuple[str, str]], ids: Mapping[int, str], known: Mapping[str, str]
+) -> dict[str, list[int]]:
+    """Return the rows of the files to use, by class."""
     classes = defaultdict(set)
-    for (name, _), identity in zip(files, ids, strict=True):
-        classes[identity].add(name)
-    good: list[int] = []
+    for row, identity in ids.items():
+        classes[identity].add(files[row][0])
+    rows: dict[str, list[int]] = {}
     seen: dict[str, str] = {}
-    for row, ((name, file), identity) in enumerate(zip(files, ids, strict=True)):
-        if identity is None:
-            continue
+    for row, identity in ids.items():
+        name, file = files[row]
         others = sorted(classes[identity] - {name})
         if others:
             found.skip(file, f"the same image is also in class '{others[0]}'")
@@ -216,5 +208,5 @@ def _without_duplicates(
             found.skip(file, reason if known[identity] == name else f"{reason} in class '{known[identity]}'")
         else:
             seen[identity] = file
-            good.append(row)
-    return good
+            rows.setdefault(name, []).append(row)
+    return rows

@@ -137,7 +137,13 @@ def prepare(model: Model, new: NewImages, holdout: float, extend: bool, train: M
     step = Step(len(model.method.steps) + 1, old, len(names), images)
     model.holdout = join([model.holdout, collect({name: held[name] for name in names}, model.shape, old)])
     if model.method.rehearsal == "memory":
-        _check_memory(model, old)
+        model.memory.check(len(model.classes))
+        missing = [name for index, name in enumerate(model.classes[:old]) if index not in model.memory.exemplars]
+        if missing and model.memory.size:
+            raise UsageError(
+                f"there are no exemplars of '{missing[0]}', so it would be forgotten: learn with the original model, "
+                "not with a copy made with --no-memory"
+            )
     images = model.training_images(step)
     budget = auto_budget(len(images), is_features(model.shape)) | dict(train)
     schedule = build(Schedule, asdict(model.settings.train) | budget, "train")
@@ -162,13 +168,3 @@ def drop_for_relearning(model: Model, extended: list[Label]) -> None:
         fresh.backbone.load_state_dict(model.method.backbone.state_dict())
     model.method, model.classes = fresh, []
     model.memory.exemplars, model.holdout = {}, model.holdout.select(torch.arange(0))
-
-
-def _check_memory(model: Model, old: int) -> None:
-    model.memory.check(len(model.classes))
-    missing = [name for index, name in enumerate(model.classes[:old]) if index not in model.memory.exemplars]
-    if missing and model.memory.size:
-        raise UsageError(
-            f"there are no exemplars of '{missing[0]}', so it would be forgotten: learn with the original model, "
-            "not with a copy made with --no-memory"
-        )

@@ -47,9 +47,9 @@ def encode(pixels: Tensor) -> bytes:
     file = io.BytesIO()
     if ending(pixels.shape, pixels.dtype) == ".npy":
         np.save(file, pixels.numpy())
-        return file.getvalue()
-    plain = pixels.permute(1, 2, 0).contiguous().numpy()
-    Image.fromarray(plain[:, :, 0] if len(pixels) == 1 else plain).save(file, "PNG", compress_level=1)
+    else:
+        plain = pixels.permute(1, 2, 0).contiguous().numpy()
+        Image.fromarray(plain[:, :, 0] if len(pixels) == 1 else plain).save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 

@@ -30,10 +30,8 @@ TEMPORARY = re.compile(r"\..+\.tmp", re.DOTALL)
 """Names of files that a killed writer may leave behind."""
 RESTORE = "restore it from a copy"
 _REMEDIES = {
-    errno.EACCES: "check its permissions",
-    errno.EPERM: "check its permissions",
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
     errno.EROFS: "choose a place that is writable",
     errno.ENOTDIR: "choose another place",
     errno.EIO: "check the disk",
@@ -213,7 +211,8 @@ class Directory:
     def replace_with(self, name: str, write: Callable[[BinaryIO], object]) -> None:
         """Let ``write`` fill a temporary file, then rename it to ``name``; see ``write_bytes``."""
         with self._reported("write", name), self._parent(name) as (here, last):
-            here.expect_if_there(last, "file")
+            with suppress(FileNotFoundError):
+                here.expect(last, "file")
             with here.temporary() as temporary:
                 with os.fdopen(here.create(temporary, os.O_WRONLY), "wb") as file:
                     write(file)
@@ -229,9 +228,9 @@ class Directory:
             self._parent(target) as (here, new),
             here.temporary() as temporary,
         ):
-            state, known = there.expect(old, "file"), here.expect_if_there(new, "file")
-            if known and os.path.samestat(state, known):
-                return
+            with suppress(FileNotFoundError):
+                if os.path.samestat(there.expect(old, "file"), here.expect(new, "file")):
+                    return
             try:
                 fds = {"src_dir_fd": there.fd, "dst_dir_fd": here.fd}
                 os.link(there.at(old), here.at(temporary), **fds, follow_symlinks=False)

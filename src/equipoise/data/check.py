@@ -88,9 +88,9 @@ def check(name: str, root: str | Path | None = None, deep: bool = False) -> Chec
     try:
         if source(name).root == "required" and place is not None:
             trees = _check_folders(place, result) if name == "folder" else _check_imagenet(name, place, result)
-            result.images = _totals(trees)
             if deep:
-                result.add("images that cannot be decoded", "replace or remove them", _undecodable(trees))
+                bad = _undecodable(trees, sum(result.images.values()))
+                result.add("images that cannot be decoded", "replace or remove them", bad)
         else:
             _check_by_loading(name, place, result)
     except DataError as error:
@@ -117,14 +117,13 @@ def _check_folders(root: Path, result: CheckResult) -> Trees:
     classes = class_folders(train)
     result.classes = len(classes)
     parts = {"train": train} if test is None else {"train": train, test.name: test}
-    trees = {part: (folder, list_images(folder, classes)) for part, folder in parts.items()}
+    trees = _list(parts, classes, result)
     if test is None:
         single = [name for name, names in trees["train"][1].items() if count(names) == 1]
         what = "classes with a single image, although one per class is held out for testing"
         result.add(what, "add more images", single)
     else:
-        _check_same_classes("train", test.name, classes, class_folders(test), result)
-    _check_not_empty(trees, result)
+        _check_same_classes(test.name, classes, class_folders(test), result)
     return trees
 
 
@@ -141,12 +140,16 @@ def _check_imagenet(name: str, root: Path, result: CheckResult) -> Trees:
     if all(folders.values()):
         known, used = set(folders["train"]), set(chosen)
         relevant = [synset for synset in folders["val"] if synset in used or synset not in known]
-        _check_same_classes("train", "val", chosen, relevant, result)
-    trees = {part: (root / part, list_images(root / part, chosen)) for part in ARCHIVES if folders[part]}
-    _check_not_empty(trees, result)
+        _check_same_classes("val", chosen, relevant, result)
+    trees = _list({part: root / part for part in ARCHIVES if folders[part]}, chosen, result)
     for part, (_, listing) in trees.items():
-        _check_counts(part, {synset: count(names) for synset, names in listing.items() if names}, result)
-    total = _totals(trees).get("train", TRAIN_IMAGES)
+        fewest, most = COUNTS[part]
+        official = f"{fewest} to {most:,}" if fewest < most else str(most)
+        counts = {synset: count(names) for synset, names in listing.items() if names}
+        wrong = [f"{synset}: {images:,}" for synset, images in counts.items() if not fewest <= images <= most]
+        what = f"classes in {part}/ with another number of images than {official}"
+        result.add(what, f"unpack {ARCHIVES[part]} again", wrong)
+    total = result.images.get("train", TRAIN_IMAGES)
     if name == "imagenet1000" and total != TRAIN_IMAGES:
         result.add(
             f"train/ has {total:,} images instead of ImageNet's {TRAIN_IMAGES:,}", f"unpack {ARCHIVES['train']} again"
@@ -154,12 +157,22 @@ def _check_imagenet(name: str, root: Path, result: CheckResult) -> Trees:
     return trees
 
 
+def _list(folders: dict[str, Path], classes: list[str], result: CheckResult) -> Trees:
+    """List and count the images of each part, and report class folders without any."""
+    trees = {part: (folder, list_images(folder, classes)) for part, folder in folders.items()}
+    for part, (folder, listing) in trees.items():
+        result.images[part] = sum(map(count, listing.values()))
+        empty = [name for name, names in listing.items() if not names]
+        result.add(f"class folders in {folder} without images", "add some or remove the folders", empty)
+    return trees
+
+
 def _check_synsets(folder: Path, result: CheckResult) -> list[str]:
     """Return the class folders of one part of ImageNet, and report everything else in it."""
     part = folder.name
-    unpack = f"unpack {ARCHIVES[part]} into {folder}, with one folder per synset"
+    remedy = f"unpack {ARCHIVES[part]} into {folder}, with one folder per synset"
     if not folder.is_dir():
-        result.add(f"{part}/ is missing", unpack)
+        result.add(f"{part}/ is missing", remedy)
         return []
     with os.scandir(folder) as entries:
         loose = sum(is_image_name(entry.name) for entry in entries)
@@ -173,7 +186,7 @@ def _check_synsets(folder: Path, result: CheckResult) -> list[str]:
         names = class_folders(folder)
     except DataError:
         if not loose:
-            result.add(f"{part}/ is empty", unpack)
+            result.add(f"{part}/ is empty", remedy)
         return []
     invalid = [name for name in names if not re.fullmatch(r"n\d{8}", name)]
     what = f"folders in {part}/ whose names are not synsets such as n01440764"
@@ -181,35 +194,16 @@ def _check_synsets(folder: Path, result: CheckResult) -> list[str]:
     return names
 
 
-def _check_same_classes(one: str, other: str, ours: list[str], theirs: list[str], result: CheckResult) -> None:
-    for here, there, names in ((one, other, set(ours) - set(theirs)), (other, one, set(theirs) - set(ours))):
+def _check_same_classes(part: str, train: list[str], test: list[str], result: CheckResult) -> None:
+    for here, there, names in (("train", part, set(train) - set(test)), (part, "train", set(test) - set(train))):
         result.add(f"classes in {here}/ that are not in {there}/", f"add them to {there}/", sorted(names))
 
 
-def _check_not_empty(trees: Trees, result: CheckResult) -> None:
-    for folder, listing in trees.values():
-        empty = [name for name, names in listing.items() if not names]
-        result.add(f"class folders in {folder} without images", "add some or remove the folders", empty)
-
-
-def _check_counts(part: str, counts: dict[str, int], result: CheckResult) -> None:
-    fewest, most = COUNTS[part]
-    official = f"{fewest} to {most:,}" if fewest < most else str(most)
-    wrong = [f"{synset}: {count:,}" for synset, count in counts.items() if not fewest <= count <= most]
-    what = f"classes in {part}/ with another number of images than {official}"
-    result.add(what, f"unpack {ARCHIVES[part]} again", wrong)
-
-
-def _totals(trees: Trees) -> dict[str, int]:
-    return {part: sum(map(count, listing.values())) for part, (_, listing) in trees.items()}
-
-
-def _undecodable(trees: Trees) -> list[str]:
+def _undecodable(trees: Trees, total: int) -> list[str]:
     """Decode every image, and return the path and the reason of each one that fails."""
     folders = ((folder / name, names) for folder, listing in trees.values() for name, names in listing.items())
     paths = (f"{folder}{os.sep}{file}" for folder, names in folders for file in unpack(names))
     answers = map_ahead(_decode_error, paths, 256, decoder_pool())
-    total = sum(_totals(trees).values())
     return [answer for answer in track(answers, total, "decoding", "images") if answer is not None]
 
 

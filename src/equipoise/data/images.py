@@ -130,8 +130,9 @@ class Images:
     labels: Tensor
 
     @staticmethod
-    def of(pixels: Tensor, labels: Tensor) -> Images:
-        """Return all images of a uint8 tensor N × C × H × W."""
+    def of(pixels: Tensor, labels: Tensor | None = None) -> Images:
+        """Return all images of a uint8 tensor N × C × H × W; without labels, all of them are 0."""
+        labels = torch.zeros(len(pixels)) if labels is None else labels
         if len(pixels) != len(labels):
             raise DataError(f"got {len(pixels)} images but {len(labels)} labels")
         return Images(TensorStore(pixels), torch.arange(len(labels)), labels.long())
@@ -139,7 +140,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def select(self, where: Tensor) -> Images:
+    def select(self, where: Tensor | slice) -> Images:
         """Return the images at the given positions, or where a boolean mask is true."""
         return Images(self.store, self.rows[where], self.labels[where])
 
@@ -152,8 +153,8 @@ class Images:
         """Return a hash of images, order and labels."""
         return digest(self.store.fingerprint() + self.rows.numpy().tobytes() + self.labels.numpy().tobytes())
 
-    def read(self, where: Tensor, crops: Tensor | None = None) -> Tensor:
-        """Return the pixels of the images at the given positions as uint8, N × C × H × W."""
+    def read(self, where: Tensor | slice = slice(None), crops: Tensor | None = None) -> Tensor:
+        """Return the pixels of the images at the given positions (default: all) as uint8, N × C × H × W."""
         return self.store.read(self.rows[where], crops)
 
 

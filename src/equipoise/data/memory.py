@@ -51,8 +51,7 @@ class Memory:
     def update(self, images: Images, seen: int, features: Callable[[Images], Tensor], key: Key) -> None:
         """Truncate the old classes to the new quota, then select exemplars of the classes in ``images``."""
         quota = self.quota(seen)
-        first = {c: torch.arange(min(quota, len(kept))) for c, kept in self.exemplars.items()}
-        self.exemplars = {c: kept.select(first[c]) for c, kept in self.exemplars.items() if quota}
+        self.exemplars = {c: kept.select(slice(quota)) for c, kept in self.exemplars.items() if quota}
         if quota:
             self.exemplars |= self.select(images, quota, features, key)
 

@@ -43,7 +43,8 @@ def load(root: Path | None, labels: str = "fine") -> Dataset:
     if labels not in ("fine", "coarse"):
         raise DataError(f"data.labels must be 'fine' or 'coarse', got '{labels}'")
     parts = _read(root)
-    names = [_text(name) for name in _field(parts, "meta", f"{labels}_label_names")]
+    found = _field(parts, "meta", f"{labels}_label_names")
+    names = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in found]
     expected = {"fine": 100, "coarse": 20}[labels]
     if len(names) != expected:
         raise DataError(f"CIFAR-100 has {len(names)} names of {labels} classes instead of {expected}: {AGAIN}")
@@ -127,10 +128,6 @@ def _field(parts: dict[str, Any], part: str, name: str) -> Any:
             if key in table:
                 return table[key]
     raise DataError(f"the part '{part}' of CIFAR-100 has no '{name}': {AGAIN}")
-
-
-def _text(name: object) -> str:
-    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
 def _images(parts: dict[str, Any], part: str, labels: str, count: int, classes: int) -> Images:

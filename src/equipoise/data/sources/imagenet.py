@@ -6,7 +6,6 @@ There are two versions of "ImageNet-100", and their results are not comparable: 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from equipoise.data.augment import Augment
@@ -29,7 +28,7 @@ def select_synsets(name: str, train: Path) -> list[str]:
     return synsets[:at_least]
 
 
-def _load(name: str, root: Path, size: int = 224) -> Dataset:
+def load(name: str, root: Path, size: int = 224) -> Dataset:
     """Load the synsets of the data set ``name``, with images of ``size`` pixels per side."""
     for part in ("train", "val"):
         if not (root / part).is_dir():
@@ -37,8 +36,3 @@ def _load(name: str, root: Path, size: int = 224) -> Dataset:
     synsets = select_synsets(name, root / "train")
     train, val = (open_images(root / part, synsets, size, MARGIN) for part in ("train", "val"))
     return Dataset(name, train, val, tuple(synsets), Augment(MEAN, STD, flip=True, resized_crop=True))
-
-
-load1000 = partial(_load, "imagenet1000")
-load100 = partial(_load, "imagenet100")
-load100_lucir = partial(_load, "imagenet100-lucir")
