@@ -42,14 +42,12 @@ class LearnConsole(ProgressBar, LearnListener):
     def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
         if not self.quiet:
             self.console.print(skipped_text(found.skipped), soft_wrap=True, end="")
-            for line in plan_lines(plan, seconds, epochs_done):
-                self.console.print(line, soft_wrap=True)
+            self.console.print(*plan_lines(plan, seconds, epochs_done), sep="\n", soft_wrap=True)
         self.start([plan.load])
 
     def learned(self, result: StepResult, model: Model) -> None:
         self.close()
-        for line in result_lines(result):
-            self.console.print(line, soft_wrap=True)
+        self.console.print(*result_lines(result), sep="\n", soft_wrap=True)
 
 
 @dataclass

@@ -44,9 +44,8 @@ def export_onnx(model: Model, out: Path) -> str:
         raise UsageError(f"the directory {out.parent} does not exist: create it, or choose another")
     channels, height, width = model.shape
     module = ExportModule(model).eval()
-    example = (
-        torch.zeros(2, channels) if module.features else torch.zeros(2, height, width, channels, dtype=torch.uint8)
-    )
+    shape = (2, channels) if module.features else (2, height, width, channels)
+    example = torch.zeros(shape, dtype=torch.float32 if module.features else torch.uint8)
     with disabled(module, "bf16"):  # the file is for any machine
         proto = _trace(module, example)
     onnx.helper.set_model_props(proto, metadata(model))

@@ -35,7 +35,11 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
     place.check()
     with place.writing():
         model = place.load(runtime, images=True)
-        gone = [_find_class(model, name) for name in dict.fromkeys(names)]
+        known = {str(label): label for label in model.classes}
+        for name in names:
+            if name not in known:
+                raise unknown_name("class", name, known)
+        gone = [known[name] for name in dict.fromkeys(names)]
         if len(gone) == len(model.classes):
             raise UsageError(f"these are all classes of {place.path}: delete the directory instead")
         files = [file for name in gone for file in place.image_files(name)]
@@ -50,14 +54,6 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         shared = {name for kind in KINDS for mine in images.of(kind) for name in mine}  # also in another class
         scanned = verify(place, gone, {name: data for name, data in contents.items() if name not in shared})
     return Forgotten(gone, len(contents), scanned, result)
-
-
-def _find_class(model: Model, name: str) -> Label:
-    """Return the class with this name."""
-    known = {str(label): label for label in model.classes}
-    if name not in known:
-        raise unknown_name("class", name, known)
-    return known[name]
 
 
 def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:

@@ -168,9 +168,8 @@ def open_model(place: ModelDir, found: FolderScan, wanted: LearnOptions) -> Mode
 
 def _reject_experiment_settings(wanted: LearnOptions, runtime: Runtime) -> None:
     """Raise an error for settings that only experiments have and that would do nothing here."""
-    unused = [
-        f"data.{name}" for name in wanted.overrides.get("data", {}) if name in options("folder") and name != "size"
-    ]
+    only = set(options("folder")) - {"size"}
+    unused = [f"data.{name}" for name in wanted.overrides.get("data", {}) if name in only]
     unused += [f"stream.{name}" for name in wanted.overrides.get("stream", {})]
     unused += [f"runtime.{name}" for name in ("devices", "nodes") if getattr(runtime, name) > 1]
     if unused:

@@ -40,10 +40,8 @@ class Prediction:
         """Return plain values for JSON."""
         if self.error is not None:
             return {"path": self.path, "error": self.error}
-        return {
-            "path": self.path,
-            "predictions": [{"class": name, "probability": round(value, 6)} for name, value in self.classes],
-        }
+        predictions = [{"class": name, "probability": round(value, 6)} for name, value in self.classes]
+        return {"path": self.path, "predictions": predictions}
 
 
 Source = tuple[str, str | bytes]

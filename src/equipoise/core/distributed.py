@@ -58,9 +58,8 @@ def peer_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo has no exception class of its own
-        if world_size() > 1 and any(
-            word in str(error) for word in ("gloo/transport", "NCCL", "Connection closed by peer")
-        ):
+        signs = ("gloo/transport", "NCCL", "Connection closed by peer")
+        if world_size() > 1 and any(sign in str(error) for sign in signs):
             raise LostPeerError(f"another process of this run has exited (see its output): {RESUME_HINT}") from error
         raise
 

@@ -151,9 +151,8 @@ def _check_imagenet(name: str, root: Path, result: CheckResult) -> Trees:
         result.add(what, f"unpack {ARCHIVES[part]} again", wrong)
     total = result.images.get("train", TRAIN_IMAGES)
     if name == "imagenet1000" and total != TRAIN_IMAGES:
-        result.add(
-            f"train/ has {total:,} images instead of ImageNet's {TRAIN_IMAGES:,}", f"unpack {ARCHIVES['train']} again"
-        )
+        what = f"train/ has {total:,} images instead of ImageNet's {TRAIN_IMAGES:,}"
+        result.add(what, f"unpack {ARCHIVES['train']} again")
     return trees
 
 
