@@ -48,10 +48,10 @@ def test_a_card_that_cannot_be_written_does_not_undo_a_step(
 ) -> None:
     write = Directory.write_bytes
 
-    def fail(self: Directory, name: str, data: bytes) -> None:
+    def fail(self: Directory, name: str, data: bytes, *limit: int) -> None:
         if name == "README.md":
             raise RunError("the disk is full")
-        write(self, name, data)
+        write(self, name, data, *limit)
 
     monkeypatch.setattr(Directory, "write_bytes", fail)
     assert learn(model_path, glyph_steps[2], epochs=1).classes == ["G", "H", "I"]

@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from equipoise.core.files import digest
 from equipoise.core.progress_line import track
 from equipoise.data import index as module
-from equipoise.data.images import FileStore, digest
+from equipoise.data.images import FileStore
 from equipoise.data.index import Index, count, is_dir, is_image_name, list_images, pack, unpack
 from equipoise.data.sources.folder import open_images
 from equipoise.errors import DataError
@@ -130,7 +131,7 @@ def test_only_changed_folders_are_listed_again(tmp_path: Path, cache: Path, scan
     assert list_images(root, ["a", "gone"]) == {"a": pack(["2.jpg"])}
     list_images(root, ["a"])
     assert scanned[4:] == ["a", "a"]
-    assert not any(root.rglob("*.npz"))
+    assert not any(root.rglob("*.msgpack"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "bits", "text", "version", "another tree's", "empty"])

@@ -11,20 +11,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from equipoise.data.decoding import DECODE_ERRORS, decode
+from equipoise.data.decoding import decode
 from equipoise.data.prefetch import decoder_pool
 from equipoise.engine.results import Label
 from equipoise.errors import DataError, UsageError
 
 
-def is_list_of_images(X: Any) -> bool:
-    """Return whether ``X`` is a list of paths or PIL images."""
-    return isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], str | os.PathLike | Image.Image)
-
-
 def is_pixels(X: Any) -> bool:
     """Return whether ``X`` is an array or tensor of images rather than rows of features."""
     return isinstance(X, np.ndarray | Tensor) and X.ndim in (3, 4)
+
+
+def is_images(X: Any) -> bool:
+    """Return whether ``X`` is an array or tensor of images, or a list of paths or PIL images."""
+    listed = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], str | os.PathLike | Image.Image)
+    return listed or is_pixels(X)
 
 
 def pixels_of(X: Any) -> Tensor:
@@ -44,31 +45,14 @@ def decode_all(X: Sequence[Any], size: int) -> Tensor:
     """Decode paths or PIL images to uint8, N × 3 × size × size."""
 
     def one(picture: Any) -> np.ndarray:
-        if isinstance(picture, Image.Image):
-            return decode(picture, size)
-        if isinstance(picture, str | os.PathLike):
-            return decode(os.fspath(picture), size)
-        raise DataError(f"expected a path or a PIL image, got {picture!r}")
+        if not isinstance(picture, str | os.PathLike | Image.Image):
+            raise DataError(f"expected a path or a PIL image, got {picture!r}")
+        return decode(picture if isinstance(picture, Image.Image) else os.fspath(picture), size)
 
     once = {id(picture): picture for picture in X}  # two threads must not load the same object
     with decoder_pool() as pool:
         decoded = dict(zip(once, pool.map(one, once.values()), strict=True))
     return torch.from_numpy(np.stack([decoded[id(picture)] for picture in X])).permute(0, 3, 1, 2)
-
-
-def short_side_of(X: Sequence[Any], sample: int = 100) -> int:
-    """Return the median short side."""
-    sides = []
-    for picture in X[:: max(1, len(X) // sample)]:
-        if isinstance(picture, Image.Image):
-            sides.append(min(picture.size))
-        else:
-            try:
-                with Image.open(os.fspath(picture)) as file:
-                    sides.append(min(file.size))
-            except (*DECODE_ERRORS, TypeError) as error:
-                raise DataError(f"cannot read {picture} as an image ({error}): fix or remove it") from error
-    return int(np.median(sides))
 
 
 def plain_label(label: Any) -> Label:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from equipoise.app.model import is_features
 from equipoise.app.model_files import ModelConfig, ModelImages
 from equipoise.engine.results import Label, StepResult
 
@@ -21,6 +22,11 @@ tags: [class-incremental-learning, continual-learning, {method}]
 ---
 
 """
+HISTORY = """| step | date | what | images | accuracy | old classes | new classes | γ |
+|---|---|---|---|---|---|---|---|"""
+GAMMA = "γ is the factor by which Weight Aligning scaled the new classes' weights."
+USE_FEATURES = '```python\nimport equipoise as eq\n\neq.load("MODEL").predict(features)\n```'
+USE_PHOTOS = "```sh\nequipoise predict MODEL photo.jpg\nequipoise learn MODEL FOLDER    # more classes\n```"
 SHOWN = 200
 """Classes that are listed by name."""
 
@@ -34,94 +40,70 @@ def render(written: str, config: ModelConfig, steps: Sequence[StepResult], image
     _, end, after = rest.partition(END)
     if begin and end:
         return before + ours + after.removeprefix("\n")
-    task = "tabular-classification" if takes_features(config) else "image-classification"
+    task = "tabular-classification" if is_features(config.shape) else "image-classification"
     return written + HEAD.format(task=task, method=config.method) + ours
-
-
-def takes_features(config: ModelConfig) -> bool:
-    """Return whether the model takes rows of features instead of images."""
-    return config.backbone == "mlp"
 
 
 def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelImages) -> str:
     """Return our part of the card."""
     channels, height, width = config.shape
-    takes = (
-        f"rows of {channels} features" if takes_features(config) else f"images, resized to {height} × {width} pixels"
-    )
-    last = steps[-1]
-    lines = [
+    features, last = is_features(config.shape), steps[-1]
+    takes = f"rows of {channels} features" if features else f"images, resized to {height} × {width} pixels"
+    parts = [
         f"# A classifier of {counted(len(config.classes), 'class')}",
-        "",
         f"Trained with `{config.method}` in {counted(len(steps), 'step')}, the last on {last.finished[:10]}, with "
         f"equipoise {config.equipoise} ({config.backbone}). It takes {takes}, and returns a probability per class. "
         "It knows no other classes: it assigns one of these to any input.",
-        "",
         "## Accuracy",
-        "",
         *_quality(last),
-        "",
         "## Classes",
-        "",
-        "| class | correct on held-out images | learned in step |",
-        "|---|---|---|",
-        *_classes(config.classes, steps),
-        "",
+        _classes(config.classes, steps),
         "## History",
-        "",
-        "| step | date | what | images | accuracy | old classes | new classes | γ |",
-        "|---|---|---|---|---|---|---|---|",
-        *(_step(step) for step in steps),
-        *_gamma(steps),
-        "",
+        "\n".join([HISTORY, *map(_step, steps)]),
+        *([GAMMA] if any(step.gamma is not None for step in steps) else []),
         "## Stored images",
-        "",
-        *_stored(images.count("memory"), images.count("holdout")),
-        "",
+        _stored(images.count("memory"), images.count("holdout")),
         "## Usage",
-        "",
-        *_usage(config),
+        USE_FEATURES if features else USE_PHOTOS,
     ]
-    return "\n".join(lines).encode(errors="backslashreplace").decode()  # names may hold lone surrogates
+    return "\n\n".join(parts).encode(errors="backslashreplace").decode()  # names may hold lone surrogates
 
 
-def _stored(kept: int, held: int) -> list[str]:
+def _stored(kept: int, held: int) -> str:
     if not kept and not held:
-        return ["None: this copy predicts but cannot learn more."]
-    return [
+        return "None: this copy predicts but cannot learn more."
+    return (
         f"{counted(kept, 'exemplar')} in `memory/` and {counted(held, 'held-out image')} in `holdout/`, and those of "
         "earlier versions. They are copies of the training data: check that you may share them before you publish the "
         "model, or make a copy without them (`equipoise export MODEL COPY --no-memory`)."
-    ]
+    )
 
 
 def _quality(last: StepResult) -> list[str]:
     if last.accuracy is None:
         return ["Unknown: no images were held out."]
     total = counted(last.total_old + last.total_new, "held-out image")
-    lines = [f"**{last.accuracy:.1f} %** on {total} after the last step."]
+    text = f"**{last.accuracy:.1f} %** on {total} after the last step."
     if last.accuracy_old is not None and last.accuracy_new is not None:
-        lines[0] += (
+        text += (
             f" Old classes {last.accuracy_old:.1f} %, the newest {last.accuracy_new:.1f} %; "
             f"{counted(last.errors.e_on, 'old image')} predicted as new classes and "
             f"{counted(last.errors.e_no or 0, 'new image')} predicted as old classes."
         )
-    if last.warning:
-        lines += ["", f"Note: {last.warning}."]
-    return lines
+    return [text, f"Note: {last.warning}."] if last.warning else [text]
 
 
-def _classes(classes: Sequence[Label], steps: Sequence[StepResult]) -> list[str]:
+def _classes(classes: Sequence[Label], steps: Sequence[StepResult]) -> str:
     results = {result.name: result for result in steps[-1].per_class}
     learned = {name: step.step for step in steps for name in (*step.classes, *step.extended)}
-    rows = []
+    rows = ["| class | correct on held-out images | learned in step |", "|---|---|---|"]
     for name in classes[:SHOWN]:
         result = results.get(name)
         correct = f"{result.correct} of {result.total}" if result and result.total else "not tested"
         rows.append(f"| {table_cell(name)} | {correct} | {learned.get(name, '–')} |")
     if len(classes) > SHOWN:
         rows.append(f"| … and {len(classes) - SHOWN} more | | |")
-    return rows
+    return "\n".join(rows)
 
 
 def _step(step: StepResult) -> str:
@@ -130,18 +112,6 @@ def _step(step: StepResult) -> str:
     images = step.images if step.kind == "learn" else "–"
     row = [step.step, step.finished[:10], table_cell(describe_step(step)), images, *figures, gamma]
     return "| " + " | ".join(map(str, row)) + " |"
-
-
-def _gamma(steps: Sequence[StepResult]) -> list[str]:
-    if all(step.gamma is None for step in steps):
-        return []
-    return ["", "γ is the factor by which Weight Aligning scaled the new classes' weights."]
-
-
-def _usage(config: ModelConfig) -> list[str]:
-    if takes_features(config):
-        return ["```python", "import equipoise as eq", "", 'eq.load("MODEL").predict(features)', "```"]
-    return ["```sh", "equipoise predict MODEL photo.jpg", "equipoise learn MODEL FOLDER    # more classes", "```"]
 
 
 # ---- text that tables share

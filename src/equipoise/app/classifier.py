@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,21 +14,23 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from equipoise.app.arrays import decode_all, is_list_of_images, is_pixels, pixels_of, plain_label, short_side_of
+from equipoise.app.arrays import decode_all, is_images, is_pixels, pixels_of, plain_label
 from equipoise.app.learn import photo_augment, size_for
-from equipoise.app.model import Model, is_features
+from equipoise.app.model import Model, describe_input, is_features
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.step_plan import prepare
+from equipoise.core.config import with_settings
 from equipoise.core.seeding import preserve_rng
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images
-from equipoise.engine.learner import Shape
+from equipoise.data.decoding import short_side
+from equipoise.data.images import Images, TensorStore
 from equipoise.engine.progress import ProgressBar
 from equipoise.engine.recipes import resolve
 from equipoise.errors import UsageError
 from equipoise.learn.runtime import Runtime
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn compares and prints estimators in its own way
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A neural classifier that learns new classes over time; each ``partial_fit`` is one step.
 
@@ -67,47 +70,32 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         The result of each step (``equipoise.engine.results.StepResult``).
     """
 
-    def __init__(
-        self,
-        method: str = "wa",
-        memory: int = 2000,
-        seed: int = 0,
-        epochs: int | Literal["auto"] = "auto",
-        backbone: str = "auto",
-        image_size: int | Literal["auto"] = "auto",
-        weights: str | Path | None = None,
-        holdout: float = 0.0,
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
-        device: str = "cpu",
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.memory = memory
-        self.seed = seed
-        self.epochs = epochs
-        self.backbone = backbone
-        self.image_size = image_size
-        self.weights = weights
-        self.holdout = holdout
-        self.settings = settings
-        self.device = device
-        self.verbose = verbose
+    method: str = "wa"
+    memory: int = 2000
+    seed: int = 0
+    epochs: int | Literal["auto"] = "auto"
+    backbone: str = "auto"
+    image_size: int | Literal["auto"] = "auto"
+    weights: str | Path | None = None
+    holdout: float = 0.0
+    settings: Mapping[str, Mapping[str, Any]] | None = None
+    device: str = "cpu"
+    verbose: bool = False
 
     # ---- learning
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from scratch."""
-        with preserve_rng():
-            return self._learn(X, y, None)
+        return self._learn(X, y, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn one more step. A known class is learned again from its exemplars and the new images.
 
         ``classes`` is ignored; it exists for compatibility with scikit-learn.
         """
-        with preserve_rng():
-            return self._learn(X, y, getattr(self, "model_", None))
+        return self._learn(X, y, getattr(self, "model_", None))
 
+    @preserve_rng()
     def _learn(self, X: Any, y: Any, model: Model | None) -> Self:
         pixels, labels = self._check(X, y, model)
         model = self._new_model(pixels) if model is None else self._copy_of(model)
@@ -128,8 +116,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             plan.learn(bar)
         finally:
             bar.close()
-        self.model_, self.classes_ = model, classes
-        self.steps_ = model.steps
+        self.model_, self.classes_, self.steps_ = model, classes, model.steps
         return self
 
     def _copy_of(self, model: Model) -> Model:
@@ -142,22 +129,15 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 raise UsageError(f"{name}={asked!r} conflicts with the fitted model ({current!r}); refit to change it")
         return model.copy()
 
-    def _sections(self) -> dict[str, dict[str, Any]]:
-        sections = {section: dict(values) for section, values in (self.settings or {}).items()}
-        sections.setdefault("memory", {})["size"] = self.memory
-        sections.setdefault("runtime", {})["device"] = self.device
-        if self.backbone != "auto":
-            sections.setdefault("net", {})["backbone"] = self.backbone
-        if self.weights is not None:
-            sections.setdefault("net", {})["weights"] = str(self.weights)
-        return sections
-
     def _new_model(self, pixels: Tensor) -> Model:
-        _, *sides = pixels.shape
-        shape: Shape = (sides[0], sides[1], sides[2])
-        features = pixels.dtype != torch.uint8
-        recipe = "features" if features else "folder"
-        sections = self._sections()
+        shape, features = TensorStore(pixels).shape, pixels.dtype != torch.uint8
+        named = {
+            "memory.size": self.memory,
+            "runtime.device": self.device,
+            "net.backbone": None if self.backbone == "auto" else self.backbone,
+            "net.weights": self.weights and str(self.weights),
+        }
+        recipe, sections = "features" if features else "folder", with_settings(self.settings or {}, named)
         settings = resolve("folder", self.method, recipe, self.seed, sections)
         augment = standardise(pixels) if features else photo_augment(shape, settings)
         return Model.create(settings, shape, augment)
@@ -167,11 +147,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         first = model is None
         if y is None:
             raise UsageError("this classifier requires y to be passed, but the target y is None")
-        if is_list_of_images(X) or is_pixels(X):
+        if is_images(X):
             pixels = self._images(X, model)
             labels = column_or_1d(y)
-            if len(labels) != len(pixels):
-                raise UsageError(f"got {len(pixels)} images but {len(labels)} labels")
         else:
             rows, labels = validate_data(self, X, y, dtype=np.float32, reset=first)
             pixels = self._rows(rows, model)
@@ -188,47 +166,40 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Return probabilities, one column for each of ``classes_``."""
         check_is_fitted(self)
         model: Model = self.model_
-        if is_list_of_images(X) or is_pixels(X):
+        if is_images(X):
             pixels = self._images(X, model)
         else:
             pixels = self._rows(validate_data(self, X, dtype=np.float32, reset=False), model)
-        labels = torch.zeros(len(pixels), dtype=torch.long)
-        probabilities = model.probabilities(Images.of(pixels, labels)).double().numpy()
+        probabilities = model.probabilities(Images.of(pixels)).double().numpy()
         order = [model.classes.index(plain_label(name)) for name in self.classes_]
-        sorted_: np.ndarray = probabilities[:, order] / probabilities.sum(1, keepdims=True)
-        return sorted_
+        return np.asarray(probabilities[:, order] / probabilities.sum(1, keepdims=True))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each image."""
         best = self.predict_proba(X).argmax(1)
-        named: np.ndarray = self.classes_[best]
-        return named
+        return np.asarray(self.classes_[best])
 
     def _images(self, X: Any, model: Model | None) -> Tensor:
-        if model is not None and is_features(model.shape):
-            raise UsageError(
-                f"X has images, but this {type(self).__name__} was fitted on rows of {model.shape[0]} features"
-            )
+        self._check_kind("images", False, model)
         if is_pixels(X):
             pixels = pixels_of(X)
         else:
-            size = model.shape[1] if model is not None else self._size(X)
-            pixels = decode_all(X, size)
+            size = self.image_size if model is None else model.shape[1]
+            pixels = decode_all(X, size_for(self.backbone, short_side(X)) if size == "auto" else size)
         if model is not None and tuple(pixels.shape[1:]) != model.shape:
             raise UsageError(
                 f"X has images of shape {tuple(pixels.shape[1:])}, but the model was fitted on {model.shape}"
             )
         return pixels
 
-    def _size(self, X: Any) -> int:
-        return size_for(self.backbone, short_side_of(X)) if self.image_size == "auto" else self.image_size
-
     def _rows(self, rows: np.ndarray, model: Model | None) -> Tensor:
-        if model is not None and not is_features(model.shape):
-            raise UsageError(
-                f"X has rows of features, but this {type(self).__name__} was fitted on images of shape {model.shape}"
-            )
+        self._check_kind("rows of features", True, model)
         return torch.from_numpy(np.ascontiguousarray(rows))[:, :, None, None]
+
+    def _check_kind(self, given: str, features: bool, model: Model | None) -> None:
+        if model is not None and is_features(model.shape) != features:
+            fitted = describe_input(model.shape)
+            raise UsageError(f"X has {given}, but this {type(self).__name__} was fitted on {fitted}")
 
     # ---- saving
 
@@ -261,15 +232,9 @@ def standardise(rows: Tensor) -> Augment:
 
 
 def _sorted_union(known: np.ndarray, new: np.ndarray) -> np.ndarray:
-    try:
-        both: np.ndarray = np.union1d(known, new)
-    except TypeError as error:
-        raise UsageError(
-            f"cannot sort labels {new[:3].tolist()} and {known[:3].tolist()} together: use one type"
-        ) from error
     if known.dtype.kind != new.dtype.kind and {known.dtype.kind, new.dtype.kind} & set("US"):
         raise UsageError(f"labels {new[:3].tolist()} and {known[:3].tolist()} have different types: use one")
-    return both
+    return np.asarray(np.union1d(known, new))
 
 
 def load(path: str | Path, device: str = "cpu") -> IncrementalClassifier:

@@ -7,19 +7,21 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from equipoise.app.card import counted, describe_classes, describe_step, percent
 from equipoise.app.learn import LearnListener
 from equipoise.app.model import Model
-from equipoise.app.photo_folder import FolderScan, SkippedFile
+from equipoise.app.photo_folder import Decoded, FolderScan, SkippedFile
 from equipoise.app.predict import Prediction
 from equipoise.app.step_plan import StepPlan
+from equipoise.core.progress_line import track
 from equipoise.engine.progress import ProgressBar, duration
 from equipoise.engine.results import StepResult
 from equipoise.errors import DataError
@@ -31,59 +33,28 @@ LISTED = 20
 class LearnConsole(ProgressBar, LearnListener):
     """Shows a step from reading the folder to its accuracy."""
 
-    def reading(self, found: FolderScan) -> None:
-        self.files, self.read, self.reading_since = len(found), 0, time.monotonic()
-        self.last_update = 0.0
-        if self.console.is_terminal and not self.quiet:
-            self.status = self.console.status("reading images")
-            self.status.start()
-
-    def decoded(self, count: int) -> None:
-        self.read += count
-        spent = time.monotonic() - self.reading_since
-        if self.quiet or spent - self.last_update < 1 or self.read % 16:
-            return
-        left = duration(spent / self.read * (self.files - self.read))
-        line = f"reading images: {self.read:,} of {self.files:,}, {left} left"
-        if self.console.is_terminal:
-            self.last_update = spent
-            self.status.update(line)
-        elif spent - self.last_update > 5:
-            self.last_update = spent
-            self.console.print(f"  {line}", style="dim")
+    def reading(self, images: Iterable[Decoded], total: int) -> Iterable[Decoded]:
+        return images if self.quiet else track(images, total, "reading", "images")
 
     def note(self, text: str) -> None:
-        self._end_reading()
         self.console.print(text, soft_wrap=True)
 
     def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
-        self._end_reading()
         if not self.quiet:
             self.console.print(skipped_text(found.skipped), soft_wrap=True, end="")
-            for line in plan_lines(plan, seconds, epochs_done):
-                self.console.print(line, soft_wrap=True)
+            self.console.print(*plan_lines(plan, seconds, epochs_done), sep="\n", soft_wrap=True)
         self.start([plan.load])
-
-    def _end_reading(self) -> None:
-        if hasattr(self, "status"):
-            self.status.stop()
-            del self.status
 
     def learned(self, result: StepResult, model: Model) -> None:
         self.close()
-        for line in result_lines(result):
-            self.console.print(line, soft_wrap=True)
-
-    def close(self) -> None:
-        self._end_reading()
-        super().close()
+        self.console.print(*result_lines(result), sep="\n", soft_wrap=True)
 
 
+@dataclass
 class LearnJson(LearnListener):
     """Prints one JSON object: the plan of a dry run or the step's result, with all skipped files."""
 
-    def __init__(self, dry_run: bool) -> None:
-        self.dry_run = dry_run
+    dry_run: bool
 
     def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
         self.found = found
@@ -107,7 +78,7 @@ class LearnJson(LearnListener):
 
 def skipped_list(found: FolderScan) -> list[dict[str, str]]:
     """Return the skipped files for JSON."""
-    return [{"path": entry.path, "reason": entry.reason} for entry in found.skipped]
+    return [asdict(entry) for entry in found.skipped]
 
 
 def skipped_text(entries: Sequence[SkippedFile]) -> str:
@@ -234,11 +205,14 @@ def history_table(steps: Sequence[StepResult]) -> Table:
     return table
 
 
+def class_table(*figures: str) -> Table:
+    """Return an empty table of classes with the given figures."""
+    return Table("class", *(Column(name, justify="right") for name in figures), box=box.SIMPLE, pad_edge=False)
+
+
 def evaluation_table(facts: Mapping[str, Any]) -> Table:
     """Return the accuracy per class."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("class", "correct", "total", "accuracy"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
+    table = class_table("correct", "total", "accuracy")
     for entry in facts["per_class"]:
         cells = (str(entry["correct"]), str(entry["total"]), percent(entry["accuracy"]))
         table.add_row(escape(str(entry["name"])), *cells)

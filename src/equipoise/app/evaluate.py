@@ -28,13 +28,9 @@ def evaluate_folder(
     if not found.classes:
         names = ", ".join(list(known)[:5]) + (", …" if len(known) > 5 else "")
         raise DataError(f"{folder} has no class that the model knows: name its folders after its classes ({names})")
-    listener.reading(found)
-    images = read_images(found, model.shape[1], progress=listener.decoded)
-    if not images:
-        first = found.skipped[0]
-        raise DataError(f"no image in {folder} can be used (for example {first.path}: {first.reason})")
+    images = read_images(found, model.shape[1], listener.reading)
     together = collect(images, model.shape)
-    labels = torch.tensor([known[str(name)] for name in images])[together.labels]
+    labels = torch.tensor([known[name] for name in images])[together.labels]
     return evaluation(model, labels, model.probabilities(together).argmax(1)), found
 
 

@@ -25,10 +25,8 @@ class ExportModule(nn.Module):
         super().__init__()
         self.method, self.features = model.method, is_features(model.shape)
         full = 1.0 if self.features else 255.0
-        self.mean: Tensor
-        self.std: Tensor
-        for name, values in (("mean", model.augment.mean), ("std", model.augment.std)):
-            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1) * full)
+        self.mean = nn.Buffer(torch.tensor(model.augment.mean).view(1, -1, 1, 1) * full)
+        self.std = nn.Buffer(torch.tensor(model.augment.std).view(1, -1, 1, 1) * full)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images[:, :, None, None] if self.features else images.permute(0, 3, 1, 2).float()
@@ -46,14 +44,11 @@ def export_onnx(model: Model, out: Path) -> str:
         raise UsageError(f"the directory {out.parent} does not exist: create it, or choose another")
     channels, height, width = model.shape
     module = ExportModule(model).eval()
-    example = (
-        torch.zeros(2, channels) if module.features else torch.zeros(2, height, width, channels, dtype=torch.uint8)
-    )
+    shape = (2, channels) if module.features else (2, height, width, channels)
+    example = torch.zeros(shape, dtype=torch.float32 if module.features else torch.uint8)
     with disabled(module, "bf16"):  # the file is for any machine
         proto = _trace(module, example)
-    for key, value in metadata(model).items():
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = key, value
+    onnx.helper.set_model_props(proto, metadata(model))
     onnx.checker.check_model(proto)
     write_bytes(out, proto.SerializeToString())
     return f"rows of {channels} floats" if module.features else f"images (uint8, N × {height} × {width} × {channels})"
@@ -85,12 +80,9 @@ def _trace(module: ExportModule, example: Tensor) -> Any:
 
 def metadata(model: Model) -> dict[str, str]:
     """Return what is stored in the file besides the graph."""
-    facts = {
-        "classes": [str(name) for name in model.classes],
-        "size": model.shape[1],
+    return {
+        "classes": json.dumps([str(name) for name in model.classes], ensure_ascii=False),
+        "size": str(model.shape[1]),
         "method": model.settings.method,
         "made_by": "equipoise",
-    }
-    return {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in facts.items()
     }

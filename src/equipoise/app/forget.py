@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from equipoise.app.model import Model
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.model_files import KINDS
+from equipoise.app.stored_images import stem
 from equipoise.core.directory import MAX_TENSOR_BYTES
-from equipoise.data.images import digest
+from equipoise.core.files import digest
 from equipoise.engine.evaluate import predict_all
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.step import evaluation, now
@@ -34,11 +35,15 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
     place.check()
     with place.writing():
         model = place.load(runtime, images=True)
-        gone = [_find_class(model, name) for name in dict.fromkeys(names)]
+        known = {str(label): label for label in model.classes}
+        for name in names:
+            if name not in known:
+                raise unknown_name("class", name, known)
+        gone = [known[name] for name in dict.fromkeys(names)]
         if len(gone) == len(model.classes):
             raise UsageError(f"these are all classes of {place.path}: delete the directory instead")
         files = [file for name in gone for file in place.image_files(name)]
-        contents = {_stem(file): digest(place.directory.read_bytes(file)) for file in files}
+        contents = {stem(file): digest(place.directory.read_bytes(file)) for file in files}
         model.drop(gone)
         model.steps = [without_classes(step, gone) for step in model.steps]
         result = _evaluate(model, len(gone))
@@ -49,14 +54,6 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         shared = {name for kind in KINDS for mine in images.of(kind) for name in mine}  # also in another class
         scanned = verify(place, gone, {name: data for name, data in contents.items() if name not in shared})
     return Forgotten(gone, len(contents), scanned, result)
-
-
-def _find_class(model: Model, name: str) -> Label:
-    """Return the class with this name."""
-    known = {str(label): label for label in model.classes}
-    if name not in known:
-        raise unknown_name("class", name, known)
-    return known[name]
 
 
 def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
@@ -90,15 +87,11 @@ def verify(place: ModelDir, gone: Sequence[Label], images: Mapping[str, bytes]) 
     contents = set(images.values())
     for file in files:
         data = place.directory.read_bytes(file, MAX_TENSOR_BYTES)
-        if _stem(file) in images or digest(data) in contents or _mentions(file, data, gone, images):
+        if stem(file) in images or digest(data) in contents or _mentions(file, data, gone, images):
             raise RunError(
                 f"the classes are forgotten, but {place.path / file} still contains traces of them: check that file"
             )
     return len(files)
-
-
-def _stem(file: str) -> str:
-    return file.rpartition("/")[2].partition(".")[0]
 
 
 def _mentions(file: str, data: bytes, gone: Sequence[Label], images: Mapping[str, bytes]) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from equipoise.app.card import counted
+from equipoise.app.console import class_table
 from equipoise.app.model_dir import LINKED, ModelDir
 from equipoise.app.model_files import KINDS, ModelConfig
 from equipoise.errors import RunError
@@ -36,7 +38,7 @@ def _inspect(place: ModelDir, config: ModelConfig) -> dict[str, Any]:
         "memory": model.settings.memory["size"],
         "exemplars": images.count("memory"),
         "held_out": images.count("holdout"),
-        "bytes": {name: size_of(place, name) for name in (*KINDS, "versions")} | {"total": size_of(place, "")},
+        "bytes": bytes_on_disk(place),
         "accuracy": last.accuracy,
         "per_class": [
             {
@@ -52,26 +54,20 @@ def _inspect(place: ModelDir, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def size_of(place: ModelDir, folder: str) -> int:
-    """Return bytes on disk; the links at the top do not count."""
-    if folder and not place.directory.is_dir(folder):
-        return 0
+def bytes_on_disk(place: ModelDir) -> dict[str, int]:
+    """Return the size of each folder and of everything; the links at the top do not count."""
     linked = LINKED if place.directory.is_dir("versions") else ()
-    total = 0
-    for entry in place.directory.walk(folder):
+    sizes: Counter[str] = Counter()
+    for entry in place.directory.walk():
         if entry.kind == "file" and entry.name not in linked:
-            try:
-                total += place.directory.size(entry.name)
-            except RunError:  # a writer deleted it meanwhile
-                continue
-    return total
+            with suppress(RunError):  # a writer deleted it meanwhile
+                sizes[entry.name.partition("/")[0]] += place.directory.size(entry.name)
+    return {name: sizes[name] for name in (*KINDS, "versions")} | {"total": sizes.total()}
 
 
 def inspection_table(facts: Mapping[str, Any]) -> Table:
     """Return the table of classes."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("class", "exemplars", "held out", "correct", "weight norm"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
+    table = class_table("exemplars", "held out", "correct", "weight norm")
     for entry in facts["per_class"]:
         correct = "–" if not entry["total"] else f"{entry['correct']} of {entry['total']}"
         norm = "–" if entry["norm"] is None else f"{entry['norm']:.2f}"

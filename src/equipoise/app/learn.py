@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from equipoise.app.model import Model
 from equipoise.app.model_dir import PENDING, ModelDir
-from equipoise.app.photo_folder import FolderScan, read_images, scan_folder, short_side
+from equipoise.app.photo_folder import Decoded, FolderScan, read_images, scan_folder
 from equipoise.app.step_plan import StepPlan, already_known, prepare
 from equipoise.app.stored_images import identify
-from equipoise.core.config import build, parse_value
+from equipoise.core.config import build, parse_value, with_settings
+from equipoise.core.files import digest
 from equipoise.data.augment import Augment
-from equipoise.data.decoding import check_size
-from equipoise.data.images import Images, digest
+from equipoise.data.decoding import check_size, short_side
 from equipoise.data.sources import options
 from equipoise.data.sources.folder import MEAN, STD
 from equipoise.engine.checkpoint import StepCheckpoint
@@ -25,7 +23,7 @@ from equipoise.engine.learner import Shape
 from equipoise.engine.recipes import resolve
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.settings import Settings
-from equipoise.errors import DataError, UsageError
+from equipoise.errors import UsageError
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.stage import TrainListener
 
@@ -50,28 +48,22 @@ class LearnOptions:
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return all settings by section."""
-        sections = {section: dict(values) for section, values in self.overrides.items()}
-        named = [
-            ("net", "backbone", self.backbone),
-            ("net", "weights", None if self.weights is None else str(self.weights)),
-            ("memory", "size", self.memory),
-            ("train", "epochs", self.epochs),
-            ("data", "size", self.image_size),
-        ]
-        for section, name, value in named:
-            if value is not None:
-                sections.setdefault(section, {})[name] = value
-        return sections
+        named = {
+            "net.backbone": self.backbone,
+            "net.weights": self.weights and str(self.weights),
+            "memory.size": self.memory,
+            "train.epochs": self.epochs,
+            "data.size": self.image_size,
+        }
+        return with_settings(self.overrides, named)
 
 
 class LearnListener(TrainListener):
     """Receives the events of a step; override what you need."""
 
-    def reading(self, found: FolderScan) -> None:
-        """Images are about to be decoded."""
-
-    def decoded(self, count: int) -> None:
-        """``count`` more images were decoded."""
+    def reading(self, images: Iterable[Decoded], total: int) -> Iterable[Decoded]:
+        """Yield the images while they are decoded."""
+        return images
 
     def note(self, text: str) -> None:
         """Something the user should know."""
@@ -138,9 +130,14 @@ def plan_step(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener
         for label in labels.values():
             if label in model.classes:
                 raise already_known(model, label)  # before all photos are read
-    images = {labels[str(name)]: mine for name, mine in read_new_images(found, model, wanted, listener).items()}
+    known: dict[str, str] = {}
+    for name, parts in model.images_by_class().items():
+        for part in parts:
+            known |= {identify(pixels): str(name) for pixels in part.read()}
+    images = read_images(found, model.shape[1], listener.reading, known, wanted.strict)
     model.settings.runtime.start()
-    return prepare(model, images, wanted.holdout, wanted.extend, wanted.sections().get("train", {}))
+    new = {labels[name]: mine for name, mine in images.items()}
+    return prepare(model, new, wanted.holdout, wanted.extend, wanted.sections().get("train", {}))
 
 
 def as_label(name: str, model: Model) -> Label:
@@ -164,16 +161,15 @@ def open_model(place: ModelDir, found: FolderScan, wanted: LearnOptions) -> Mode
         return new_model(found, wanted)
     model = place.load(runtime, images=True)
     model.check_takes_photos()
-    _reject_changes(model, wanted)
+    _reject_changes(model, wanted, runtime)
     model.change_memory(wanted.sections().get("memory", {}))
     return model
 
 
 def _reject_experiment_settings(wanted: LearnOptions, runtime: Runtime) -> None:
     """Raise an error for settings that only experiments have and that would do nothing here."""
-    unused = [
-        f"data.{name}" for name in wanted.overrides.get("data", {}) if name in options("folder") and name != "size"
-    ]
+    only = set(options("folder")) - {"size"}
+    unused = [f"data.{name}" for name in wanted.overrides.get("data", {}) if name in only]
     unused += [f"stream.{name}" for name in wanted.overrides.get("stream", {})]
     unused += [f"runtime.{name}" for name in ("devices", "nodes") if getattr(runtime, name) > 1]
     if unused:
@@ -185,7 +181,8 @@ def new_model(found: FolderScan, wanted: LearnOptions) -> Model:
     sections = wanted.sections()
     settings = resolve("folder", wanted.method or "wa", wanted.recipe, wanted.seed or 0, sections)
     if "size" not in sections.get("data", {}):
-        size = size_for(settings.net.backbone, short_side(found))
+        files = [file for files in found.classes.values() for file in files]
+        size = size_for(settings.net.backbone, short_side(files))
         settings = replace(settings, data=settings.data | {"size": size})
     shape = (3, settings.data["size"], settings.data["size"])
     check_size(shape[1])
@@ -208,51 +205,25 @@ def size_for(backbone: str, short_side: int) -> int:
     return 32 if short_side < 48 else 64
 
 
-def _reject_changes(model: Model, wanted: LearnOptions) -> None:
+def _reject_changes(model: Model, wanted: LearnOptions, runtime: Runtime) -> None:
     """Raise an error for settings that are fixed when a model is created."""
     settings = model.settings
+    precision = runtime.precision if "precision" in wanted.overrides.get("runtime", {}) else None
     fixed = {
-        "method": (wanted.method, settings.method),
-        "backbone": (wanted.backbone, settings.net.backbone),
-        "image-size": (wanted.image_size, model.shape[1]),
-        "recipe": (wanted.recipe, settings.recipe),
-        "seed": (wanted.seed, settings.seed),
+        "--method ": (wanted.method, settings.method),
+        "--backbone ": (wanted.backbone, settings.net.backbone),
+        "--image-size ": (wanted.image_size, model.shape[1]),
+        "--recipe ": (wanted.recipe, settings.recipe),
+        "--seed ": (wanted.seed, settings.seed),
+        "runtime.precision=": (precision, settings.runtime.precision),
     }
     for option, (asked, current) in fixed.items():
         if asked is not None and asked != current:
-            raise conflict(f"--{option} {asked}", current)
-    runtime = wanted.sections().get("runtime", {})
-    precision = build(Runtime, runtime, "runtime").precision
-    if "precision" in runtime and precision != settings.runtime.precision:
-        raise conflict(f"runtime.precision={precision}", settings.runtime.precision)
+            what = f"{option}{asked} conflicts with this model ({current})"
+            raise UsageError(f"{what}: remove it, or create a new model")
     if wanted.weights is not None:
         raise UsageError("--weights is only for the first step of a model: this one is trained already")
     for section, values in wanted.overrides.items():
         for name in values if section not in ("train", "memory", "runtime") else ():
             shown = f"{'method' if section == 'fields' else section}.{name}"
             raise UsageError(f"{shown} is fixed when a model is created: remove it, or create a new model")
-
-
-def conflict(asked: str, current: object) -> UsageError:
-    """Return the error for an option that differs from the model's own setting."""
-    return UsageError(f"{asked} conflicts with this model ({current}): remove it, or create a new model")
-
-
-def read_new_images(
-    found: FolderScan, model: Model, wanted: LearnOptions, listener: LearnListener
-) -> dict[Label, Images]:
-    """Decode the images of a folder; with ``strict``, a skipped file is an error."""
-    known: dict[str, str] = {}
-    for name, parts in model.images_by_class().items():
-        for part in parts:
-            known |= {identify(pixels): str(name) for pixels in part.read(torch.arange(len(part)))}
-    listener.reading(found)
-    images = read_images(found, model.shape[1], known, listener.decoded)
-    if wanted.strict and found.skipped:
-        first = found.skipped[0]
-        more = f" (and {len(found.skipped) - 1} more)" if len(found.skipped) > 1 else ""
-        raise DataError(f"{first.path}: {first.reason}{more}; nothing was learned because of --strict")
-    if not images:
-        first = found.skipped[0]
-        raise DataError(f"no image in {found.root} can be used (for example {first.path}: {first.reason})")
-    return images

@@ -12,20 +12,17 @@ from torch import Tensor
 
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, TensorStore, join
-from equipoise.data.memory import Memory
 from equipoise.engine.learner import Learner, Shape
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
 from equipoise.learn.inference import InferencePass
-from equipoise.learn.method import Method
 
 
 @dataclass
-class Model:
+class Model(Learner):
     """A learner with the names of its classes; the index of a class is its position in ``classes``."""
 
-    learner: Learner
     shape: Shape
     """Channels, height and width of its images."""
     holdout: Images
@@ -48,41 +45,24 @@ class Model:
                 f"{settings.method} trains on all images it has ever seen, but a model keeps only some: "
                 "choose another method, such as wa"
             )
-        return Model(learner, shape, no_images(shape))
-
-    @property
-    def settings(self) -> Settings:
-        return self.learner.settings
-
-    @property
-    def augment(self) -> Augment:
-        return self.learner.augment
-
-    @property
-    def method(self) -> Method:
-        return self.learner.method
-
-    @property
-    def memory(self) -> Memory:
-        return self.learner.memory
+        return Model(**vars(learner), shape=shape, holdout=no_images(shape))
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        learner = replace(self.learner, method=copy.deepcopy(self.method), memory=copy.copy(self.memory))
-        return replace(self, learner=learner, classes=list(self.classes), steps=list(self.steps))
+        method, memory = copy.deepcopy(self.method), copy.copy(self.memory)
+        return replace(self, method=method, memory=memory, classes=list(self.classes), steps=list(self.steps))
 
     def change_memory(self, changes: Mapping[str, Any]) -> None:
         """Change the settings of the memory; its exemplars stay until the next step."""
-        learner, exemplars = self.learner, self.memory.exemplars
-        learner.settings = replace(learner.settings, memory=learner.settings.memory | dict(changes))
-        learner.memory = learner.settings.make_memory()
-        learner.method.check(learner.memory)
-        learner.memory.exemplars = exemplars
+        exemplars = self.memory.exemplars
+        self.settings = replace(self.settings, memory=self.settings.memory | dict(changes))
+        self.memory = self.settings.make_memory()
+        self.method.check(self.memory)
+        self.memory.exemplars = exemplars
 
     def without_images(self) -> Self:
         """Return the model without exemplars and held-out images: it predicts but learns no more."""
-        learner = replace(self.learner, memory=self.settings.make_memory())
-        return replace(self, learner=learner, holdout=no_images(self.shape))
+        return replace(self, memory=self.settings.make_memory(), holdout=no_images(self.shape))
 
     def over(self, images: Images) -> InferencePass:
         """Return a pass over images in evaluation mode."""
@@ -97,12 +77,8 @@ class Model:
     def check_takes_photos(self) -> None:
         """Raise an error for image files if the model was trained on something else."""
         if self.shape[0] != 3 or self.shape[1] != self.shape[2] or self.shape[1] == 1:
-            what = f"rows of {self.shape[0]} features" if is_features(self.shape) else f"arrays of shape {self.shape}"
+            what = describe_input(self.shape)
             raise UsageError(f"this model was trained on {what}, not on image files: use it from Python with eq.load")
-
-    def held_out(self, index: int) -> Images:
-        """Return the held-out images of a class."""
-        return self.holdout.select(self.holdout.labels == index)
 
     def drop(self, names: Iterable[Label]) -> None:
         """Remove classes: their rows in the head, exemplars and held-out images."""
@@ -112,19 +88,26 @@ class Model:
         self.memory.keep_classes(keep)
         lookup = torch.full((len(self.classes),), -1)
         lookup[keep] = torch.arange(len(keep))
-        holdout = self.holdout.relabel(lookup)
-        self.holdout = holdout.select(holdout.labels >= 0)
+        self.holdout = self.holdout.relabel(lookup)
         self.classes = [self.classes[index] for index in keep.tolist()]
 
     def images_by_class(self) -> dict[Label, tuple[Images, Images]]:
         """Return the exemplars and held-out images of each class."""
-        none = no_images(self.shape)
-        return {n: (self.memory.exemplars.get(c, none), self.held_out(c)) for c, n in enumerate(self.classes)}
+        none, held = no_images(self.shape), self.holdout
+        return {
+            name: (self.memory.exemplars.get(c, none), held.select(held.labels == c))
+            for c, name in enumerate(self.classes)
+        }
 
 
 def is_features(shape: Shape) -> bool:
     """Return whether inputs of this shape are rows of features."""
     return shape[1:] == (1, 1)
+
+
+def describe_input(shape: Shape) -> str:
+    """Describe inputs of this shape for people."""
+    return f"rows of {shape[0]} features" if is_features(shape) else f"images of shape {shape}"
 
 
 def no_images(shape: Shape) -> Images:

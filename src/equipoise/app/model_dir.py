@@ -23,25 +23,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from equipoise.app import card
+from equipoise.app import card, model_files
 from equipoise.app.model import Model, no_images
-from equipoise.app.model_files import (
-    KINDS,
-    VERSION,
-    ModelConfig,
-    ModelImages,
-    read_model_config,
-    read_model_images,
-    read_model_steps,
-)
-from equipoise.app.stored_images import IDENTITY, ending, fetch, folder_name, store
+from equipoise.app.model_files import KINDS, VERSION, ModelConfig, ModelImages
+from equipoise.app.stored_images import IDENTITY, ending, fetch, folder_name, stem, store
 from equipoise.core import tensors
 from equipoise.core.config import build
 from equipoise.core.directory import MAX_TENSOR_BYTES, TEMPORARY, Directory
+from equipoise.core.files import digest
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images, TensorStore, digest
+from equipoise.data.images import Images, TensorStore
 from equipoise.engine.checkpoint import OURS as CHECKPOINT_FILES
-from equipoise.engine.learner import Learner, make_method
+from equipoise.engine.learner import make_method
 from equipoise.engine.results import FORMAT, Label, StepResult
 from equipoise.engine.settings import Settings, upgrade
 from equipoise.errors import EquipoiseError, RunError, UsageError
@@ -67,6 +60,7 @@ class ModelDir:
 
     def __init__(self, path: Path) -> None:
         self.path, self.directory = path, Directory(path)
+        self._version_files = self.directory.sub("", "restore it from a copy, or go back with `equipoise undo`")
 
     @property
     def exists(self) -> bool:
@@ -113,7 +107,7 @@ class ModelDir:
     def config(self) -> ModelConfig:
         """Read config.json."""
         self.check()
-        return read_model_config(self.directory, "config.json", "restore it from versions/")
+        return model_files.read_config(self.directory.sub("", "restore it from versions/"), "config.json")
 
     def _file(self, config: ModelConfig, name: str) -> str:
         """Return the path of a version's file; a plain copy of a model has them only at the top."""
@@ -157,8 +151,8 @@ class ModelDir:
             why = f"{error} is missing" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
             remedy = "install what it needs, or restore it from a copy"
             raise RunError(f"cannot load the model in {self.path} ({why}): {remedy}") from error
-        learner = Learner(settings, augment, method.eval(), memory)
-        model = Model(learner, config.shape, no_images(config.shape), list(config.classes), self.steps_of(config))
+        none, steps = no_images(config.shape), self.steps_of(config)
+        model = Model(settings, augment, method.eval(), memory, config.shape, none, list(config.classes), steps)
         if images:
             self._load_images(model, self.images_of(config))
         return model
@@ -180,7 +174,7 @@ class ModelDir:
 
     def images_of(self, config: ModelConfig) -> ModelImages:
         """Return the names of a version's images."""
-        return read_model_images(self.directory, self._file(config, "images.json"), len(config.classes))
+        return model_files.read_images(self._version_files, self._file(config, "images.json"), len(config.classes))
 
     def steps(self) -> list[StepResult]:
         """Return the results of all steps."""
@@ -188,7 +182,7 @@ class ModelDir:
 
     def steps_of(self, config: ModelConfig) -> list[StepResult]:
         """Return the results of all steps up to a version."""
-        return read_model_steps(self.directory, self._file(config, "steps.json"))
+        return model_files.read_steps(self._version_files, self._file(config, "steps.json"))
 
     # ---- changing
 
@@ -205,8 +199,11 @@ class ModelDir:
     def commit(self, model: Model, fresh: bool = False) -> None:
         """Make ``model`` the current version; ``fresh`` removes all earlier ones."""
         current = self.config() if self.exists else None
-        classes = range(len(model.classes))
-        images = ModelImages(*([self._store(kind, model, c) for c in classes] for kind in KINDS))
+        kept = model.images_by_class()
+        images = ModelImages(
+            memory=[self._store("memory", name, exemplars) for name, (exemplars, _) in kept.items()],
+            holdout=[self._store("holdout", name, held) for name, (_, held) in kept.items()],
+        )
         data = tensors.serialize(model.method.state_dict(), {"format": "pt"})
         weights = digest(data).hex()
         name = f"{len(model.steps):04d}-{weights[:8]}"
@@ -226,19 +223,15 @@ class ModelDir:
         )
         folder = self.directory.sub(f"versions/{name}")
         folder.make_dir()
-        folder.write_bytes("model.safetensors", data)
+        folder.write_bytes("model.safetensors", data, MAX_TENSOR_BYTES)
         folder.write_json("steps.json", [step.to_dict() for step in model.steps])
         folder.write_json("images.json", asdict(images))
         folder.write_json("config.json", asdict(config))
         self.directory.write_json("config.json", asdict(config))  # from here on it is the current version
         self._tidy()
 
-    def _store(self, kind: str, model: Model, index: int) -> list[str]:
-        images = model.memory.exemplars.get(index) if kind == "memory" else model.held_out(index)
-        if images is None or not len(images):
-            return []
-        pixels = images.read(torch.arange(len(images)))
-        return store(self.directory, f"{kind}/{folder_name(model.classes[index])}", pixels)
+    def _store(self, kind: str, name: Label, images: Images) -> list[str]:
+        return store(self.directory, f"{kind}/{folder_name(name)}", images.read() if len(images) else ())
 
     def undo(self) -> StepResult | None:
         """Go back to the version before; return the result of the undone step, None if it cannot be read."""
@@ -272,7 +265,7 @@ class ModelDir:
         folder = f"versions/{config.previous}"
         if config.previous is None or not self.directory.exists(folder):  # a plain copy may not have it
             return None
-        return read_model_config(self.directory, f"{folder}/config.json", "restore it from a copy")
+        return model_files.read_config(self.directory, f"{folder}/config.json")
 
     def _tidy(self) -> None:
         """Update links and card, and delete what no version names."""
@@ -284,7 +277,7 @@ class ModelDir:
             self._update_top(config)
             history = self.history_of(config)
             self._delete_versions({config.version for config in history})
-            self._delete_images(self._named_images(history))
+            self._delete_images(history)
 
     def _update_top(self, config: ModelConfig) -> None:
         """Link the current version's files at the top and write the card."""
@@ -304,39 +297,33 @@ class ModelDir:
                 with suppress(RunError):  # a link of this name must not keep the images of a forgotten class
                     self.directory.remove_tree(f"versions/{entry}", VERSION_FILES)
 
-    def _delete_images(self, keep: set[tuple[str, str, str]]) -> None:
+    def _delete_images(self, history: list[ModelConfig]) -> None:
+        """Delete the images that none of these versions has."""
+        keep = set()
+        for config in history:
+            images = self.images_of(config)
+            for kind in KINDS:
+                for label, names in zip(config.classes, images.of(kind), strict=True):
+                    folder = folder_name(label).casefold()  # some file systems ignore case
+                    keep |= {(kind, folder, name) for name in names}
         for kind in KINDS:
             for folder in self._entries(kind):
-                for file in self._entries(f"{kind}/{folder}"):
-                    name = file.partition(".")[0]
-                    if IDENTITY.fullmatch(name) and (kind, folder.casefold(), name) not in keep:
+                for file in self._images_in(f"{kind}/{folder}"):
+                    if (kind, folder.casefold(), stem(file)) not in keep:
                         with suppress(RunError):
-                            self.directory.remove(f"{kind}/{folder}/{file}")
+                            self.directory.remove(file)
                 with suppress(RunError):
                     self.directory.remove_dir(f"{kind}/{folder}")
 
     def _entries(self, name: str) -> list[str]:
         return [entry.name for entry in self.directory.entries(name)] if self.directory.is_dir(name) else []
 
-    def _named_images(self, history: list[ModelConfig]) -> set[tuple[str, str, str]]:
-        """Return kind, folder and name of every image of some versions; some file systems ignore case."""
-        named = set()
-        for config in history:
-            images = self.images_of(config)
-            for kind in KINDS:
-                for label, names in zip(config.classes, images.of(kind), strict=True):
-                    named |= {(kind, folder_name(label).casefold(), name) for name in names}
-        return named
+    def _images_in(self, folder: str) -> list[str]:
+        return [f"{folder}/{file}" for file in self._entries(folder) if IDENTITY.fullmatch(stem(file))]
 
     def image_files(self, label: Label) -> list[str]:
         """Return the stored images of a class, of all versions."""
-        folders = [f"{kind}/{folder_name(label)}" for kind in KINDS]
-        return [
-            f"{folder}/{file}"
-            for folder in folders
-            for file in self._entries(folder)
-            if IDENTITY.fullmatch(file.partition(".")[0])
-        ]
+        return [file for kind in KINDS for file in self._images_in(f"{kind}/{folder_name(label)}")]
 
     def copy_to(self, target: Path, memory: bool = True) -> None:
         """Copy the current version into another directory, with or without its images."""

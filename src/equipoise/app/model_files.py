@@ -18,7 +18,6 @@ VERSION = re.compile(r"\d{4,}-[0-9a-f]{8}")
 """The name of a version: its number of steps and the beginning of the hash of its weights."""
 KINDS = ("memory", "holdout")
 """Folders of images."""
-REMEDY = "restore it from a copy, or go back with `equipoise undo`"
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,9 @@ class ModelImages:
         return sum(map(len, self.of(kind)))
 
 
-def read_model_config(directory: Directory, name: str, remedy: str) -> ModelConfig:
+def read_config(directory: Directory, name: str) -> ModelConfig:
     """Read a config.json of this or an older version."""
-    data, where = directory.read_json(name, remedy=remedy), directory.path / name
+    data = directory.read_json(name)
     if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > FORMAT:
         raise RunError(f"{directory.path} was written by a newer equipoise (format {data['format']}): update equipoise")
     try:
@@ -79,31 +78,31 @@ def read_model_config(directory: Directory, name: str, remedy: str) -> ModelConf
             raise ValueError("two classes have the same name")
         "".join(map(str, config.classes)).encode()  # raises an error for lone surrogates
     except (msgspec.ValidationError, ValueError) as error:
-        raise RunError(f"{where} is damaged ({error}): {remedy}") from error
+        raise RunError(f"{directory.path / name} is damaged ({error}): {directory.remedy}") from error
     return config
 
 
-def read_model_images(directory: Directory, name: str, classes: int) -> ModelImages:
+def read_images(directory: Directory, name: str, classes: int) -> ModelImages:
     """Read an images.json."""
     try:
-        images = msgspec.convert(directory.read_json(name, remedy=REMEDY), ModelImages)
+        images = msgspec.convert(directory.read_json(name), ModelImages)
         for kind in KINDS:
             if len(images.of(kind)) != classes:
                 raise ValueError(f"{kind} does not list {classes} classes")
             if not all(IDENTITY.fullmatch(image) for names in images.of(kind) for image in names):
                 raise ValueError(f"{kind} lists a name that is not an image")
     except (msgspec.ValidationError, ValueError) as error:
-        raise RunError(f"{directory.path / name} is damaged ({error}): {REMEDY}") from error
+        raise RunError(f"{directory.path / name} is damaged ({error}): {directory.remedy}") from error
     return images
 
 
-def read_model_steps(directory: Directory, name: str) -> list[StepResult]:
+def read_steps(directory: Directory, name: str) -> list[StepResult]:
     """Read a steps.json."""
-    where, rows = str(directory.path / name), directory.read_json(name, remedy=REMEDY)
+    where, rows = str(directory.path / name), directory.read_json(name)
     try:
         steps = read_results(rows, where)
+        if not steps:
+            raise RunError(f"{where} is damaged (it lists no steps)")
     except RunError as error:
-        raise RunError(f"{error}: {REMEDY}") from error
-    if not steps:
-        raise RunError(f"{where} is damaged (it lists no steps): {REMEDY}")
+        raise RunError(f"{error}: {directory.remedy}") from error
     return steps

@@ -5,24 +5,25 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from equipoise.app.stored_images import identify
-from equipoise.data.decoding import DECODE_ERRORS, decode
+from equipoise.data.decoding import decode
 from equipoise.data.images import FileStore, Images, TensorStore
 from equipoise.data.index import ENDINGS, is_dir, is_image_name
 from equipoise.data.prefetch import decoder_pool, map_ahead
-from equipoise.engine.results import Label
 from equipoise.errors import DataError
 
 IN_MEMORY = 2**30
 """Bytes of pixels to keep in memory; larger folders are decoded again whenever a batch needs them."""
+Decoded = np.ndarray | DataError
+Progress = Callable[[Iterable[Decoded], int], Iterable[Decoded]]
 PARTS = {"train", "test", "val", "valid", "validation"}
 
 
@@ -42,9 +43,6 @@ class FolderScan:
     classes: dict[str, list[str]] = field(default_factory=dict)
     """Files of each class, sorted by name."""
     skipped: list[SkippedFile] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return sum(len(files) for files in self.classes.values())
 
     def skip(self, path: str | os.PathLike[str], reason: str) -> None:
         """Record that a file is not used."""
@@ -67,8 +65,7 @@ def scan_folder(root: Path) -> FolderScan:
         raise DataError(f"cannot read {root} ({error.strerror}): check its permissions") from error
     for entry in entries:
         if is_dir(entry):
-            files = _files(entry, found)
-            found.classes.setdefault(printable(entry.name), []).extend(files)
+            _add_class(entry, found)
         else:
             found.skip(entry.path, _problem(entry) or "it is outside the class folders")
     for name in [name for name, files in found.classes.items() if not files]:
@@ -91,10 +88,9 @@ def _reject_splits(root: Path) -> None:
 
 
 def _holds_folders(folder: os.DirEntry[str]) -> bool:
-    try:
+    with suppress(OSError):
         return any(map(is_dir, _entries(folder.path)))
-    except OSError:
-        return False
+    return False
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
@@ -103,20 +99,18 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
 
 
-def _files(folder: os.DirEntry[str], found: FolderScan) -> list[str]:
-    files = []
+def _add_class(folder: os.DirEntry[str], found: FolderScan) -> None:
+    files = found.classes.setdefault(printable(folder.name), [])
     try:
         entries = _entries(folder.path)
     except OSError as error:
         found.skip(folder.path, f"cannot read the folder ({error.strerror})")
-        return []
+        return
     for entry in entries:
-        problem = _problem(entry)
-        if problem:
+        if problem := _problem(entry):
             found.skip(entry.path, problem)
         else:
             files.append(entry.path)
-    return files
 
 
 def _problem(entry: os.DirEntry[str]) -> str | None:
@@ -133,25 +127,13 @@ def _problem(entry: os.DirEntry[str]) -> str | None:
         return f"cannot read it ({error.strerror})"
 
 
-def short_side(found: FolderScan, sample: int = 100) -> int:
-    """Return the median short side of the images, from a sample of their headers."""
-    files = [file for files in found.classes.values() for file in files]
-    sides = []
-    for file in files[:: max(1, len(files) // sample)]:
-        try:
-            with Image.open(file) as picture:
-                sides.append(min(picture.size))
-        except DECODE_ERRORS:
-            continue
-    return int(np.median(sides)) if sides else 0
-
-
-Progress = Callable[[int], None]
-
-
 def read_images(
-    found: FolderScan, size: int, known: Mapping[str, str] | None = None, progress: Progress = lambda count: None
-) -> dict[Label, Images]:
+    found: FolderScan,
+    size: int,
+    progress: Progress = lambda images, total: images,
+    known: Mapping[str, str] | None = None,
+    strict: bool = False,
+) -> dict[str, Images]:
     """Decode the images of each class; files that cannot be used are added to ``found.skipped``.
 
     Duplicates are used once. An image that is in two classes is not used, because its label is ambiguous.
@@ -162,62 +144,60 @@ def read_images(
         The folder.
     size
         Pixels per side.
+    progress
+        Passes the images on, and may show how many are decoded.
     known
         Images that the model already has, by the hash of their pixels, with their class.
-    progress
-        Called with the number of images just decoded.
+    strict
+        Raise an error if a file is skipped.
     """
     files = [(name, file) for name, mine in found.classes.items() for file in mine]
     keep = len(files) * 3 * size * size <= IN_MEMORY
     # rows of unreadable files stay zero: an interrupted step is recognised by all pixels
     pixels = torch.zeros((len(files) if keep else 0, 3, size, size), dtype=torch.uint8)
-    ids: list[str | None] = []
-    for row, ((_, file), answer) in enumerate(zip(files, _decode_all([f for _, f in files], size), strict=True)):
+    ids: dict[int, str] = {}
+    decoded = progress(map_ahead(lambda named: _decode(named[1], size), files, 256, decoder_pool()), len(files))
+    for row, ((_, file), answer) in enumerate(zip(files, decoded, strict=True)):
         if isinstance(answer, DataError):
             found.skip(file, str(answer.__cause__ or answer))
-            ids.append(None)
         else:
             image = torch.from_numpy(answer).permute(2, 0, 1)
-            ids.append(identify(image))
+            ids[row] = identify(image)
             if keep:
                 pixels[row] = image
-        progress(1)
-    good = _without_duplicates(found, files, ids, known or {})
+    rows = _without_duplicates(found, files, ids, known or {})
     store = TensorStore(pixels) if keep else FileStore([file for _, file in files], size)
-    rows = defaultdict(list)
-    for row in good:
-        rows[files[row][0]].append(row)
     for name in [name for name in found.classes if name not in rows]:
         found.skip(found.root / name, "none of its images can be used")
+    if found.skipped and (strict or not rows):
+        first = f"{found.skipped[0].path}: {found.skipped[0].reason}"
+        if not strict:
+            raise DataError(f"no image in {found.root} can be used (for example {first})")
+        more = f" (and {len(found.skipped) - 1} more)" if len(found.skipped) > 1 else ""
+        raise DataError(f"{first}{more}; nothing was learned because of --strict")
     return {
         name: Images(store, torch.tensor(mine), torch.zeros(len(mine), dtype=torch.long)) for name, mine in rows.items()
     }
 
 
-def _decode_all(files: Sequence[str], size: int) -> Iterator[np.ndarray | DataError]:
-    """Yield each decoded file, or its error, in order."""
-
-    def one(file: str) -> np.ndarray | DataError:
-        try:
-            return decode(file, size)
-        except DataError as error:
-            return error
-
-    return map_ahead(one, files, 256, decoder_pool())
+def _decode(file: str, size: int) -> Decoded:
+    try:
+        return decode(file, size)
+    except DataError as error:
+        return error
 
 
 def _without_duplicates(
-    found: FolderScan, files: Sequence[tuple[str, str]], ids: Sequence[str | None], known: Mapping[str, str]
-) -> list[int]:
-    """Return the rows of the files to use."""
+    found: FolderScan, files: Sequence[tuple[str, str]], ids: Mapping[int, str], known: Mapping[str, str]
+) -> dict[str, list[int]]:
+    """Return the rows of the files to use, by class."""
     classes = defaultdict(set)
-    for (name, _), identity in zip(files, ids, strict=True):
-        classes[identity].add(name)
-    good: list[int] = []
+    for row, identity in ids.items():
+        classes[identity].add(files[row][0])
+    rows: dict[str, list[int]] = {}
     seen: dict[str, str] = {}
-    for row, ((name, file), identity) in enumerate(zip(files, ids, strict=True)):
-        if identity is None:
-            continue
+    for row, identity in ids.items():
+        name, file = files[row]
         others = sorted(classes[identity] - {name})
         if others:
             found.skip(file, f"the same image is also in class '{others[0]}'")
@@ -228,5 +208,5 @@ def _without_duplicates(
             found.skip(file, reason if known[identity] == name else f"{reason} in class '{known[identity]}'")
         else:
             seen[identity] = file
-            good.append(row)
-    return good
+            rows.setdefault(name, []).append(row)
+    return rows

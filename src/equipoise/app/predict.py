@@ -40,10 +40,8 @@ class Prediction:
         """Return plain values for JSON."""
         if self.error is not None:
             return {"path": self.path, "error": self.error}
-        return {
-            "path": self.path,
-            "predictions": [{"class": name, "probability": round(value, 6)} for name, value in self.classes],
-        }
+        predictions = [{"class": name, "probability": round(value, 6)} for name, value in self.classes]
+        return {"path": self.path, "predictions": predictions}
 
 
 Source = tuple[str, str | bytes]
@@ -93,11 +91,8 @@ def predict(model: Model, sources: Iterable[Source], top: int = 1, batch: int = 
     if top < 1:
         raise UsageError(f"--top must be at least 1, got {top}")
 
-    def read(source: Source) -> tuple[str, np.ndarray | str]:
-        name, content = source
-        return name, _decode(content, model.shape[1])
-
-    decoded = map_ahead(read, sources, 2 * batch, decoder_pool())
+    size = model.shape[1]
+    decoded = map_ahead(lambda source: (source[0], _decode(source[1], size)), sources, 2 * batch, decoder_pool())
     while images := list(islice(decoded, batch)):
         yield from _predict_batch(model, images, top)
 
@@ -119,8 +114,7 @@ def _predict_batch(model: Model, batch: Sequence[tuple[str, np.ndarray | str]], 
     images = [image for _, image in batch if not isinstance(image, str)]
     rows: Iterator[tuple[list[int], list[float]]] = iter(())
     if images:
-        pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-        found = Images.of(pixels, torch.zeros(len(pixels), dtype=torch.long))
+        found = Images.of(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
         best = model.probabilities(found).topk(min(top, len(model.classes)), dim=1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     for name, image in batch:

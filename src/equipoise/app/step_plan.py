@@ -12,7 +12,6 @@ from equipoise.app.model import Model, collect, is_features
 from equipoise.core.config import build
 from equipoise.core.seeding import generator
 from equipoise.data.images import Images, join
-from equipoise.data.split import hold_out
 from equipoise.data.stream import Step
 from equipoise.engine.learner import make_method
 from equipoise.engine.results import Label, StepResult
@@ -33,16 +32,14 @@ def split_holdout(new: NewImages, fraction: float, seed: int) -> tuple[dict[Labe
     if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
         raise UsageError(f"holdout must be a fraction from 0 to below 1, got {fraction!r}")
 
-    def count(images: int) -> int:
-        return min(max(1, round(fraction * images)), images - 1) if fraction and images > 3 else 0
-
-    def mask(name: Label, images: Images) -> torch.Tensor:
-        one_class = torch.zeros(len(images), dtype=torch.long)
-        return hold_out(one_class, count, lambda _: generator(seed, "holdout", str(name)))
-
-    masks = {name: mask(name, images) for name, images in new.items()}
-    train = {name: images.select(~masks[name]) for name, images in new.items()}
-    return train, {name: images.select(masks[name]) for name, images in new.items()}
+    train, held = {}, {}
+    for name, images in new.items():
+        total = len(images)
+        count = min(max(1, round(fraction * total)), total - 1) if fraction and total > 3 else 0
+        order = torch.randperm(total, generator=generator(seed, "holdout", str(name)))
+        drawn, rest = order[:count].sort().values, order[count:].sort().values
+        train[name], held[name] = images.select(rest), images.select(drawn)
+    return train, held
 
 
 def auto_budget(images: int, features: bool) -> dict[str, int]:
@@ -70,7 +67,7 @@ class StepPlan:
     @property
     def load(self) -> int:
         """Training images over all epochs."""
-        return self.model.learner.workload(self.step, self.images)
+        return self.model.workload(self.step, self.images)
 
     @property
     def epochs(self) -> int:
@@ -83,21 +80,16 @@ class StepPlan:
 
     def estimate_seconds(self) -> float:
         """Estimate the training time with a short trial on a copy."""
-        rate = self.model.copy().learner.throughput(self.step, self.images)
+        rate = self.model.copy().throughput(self.step, self.images)
         return 0.0 if rate is None else self.load / rate
 
     def learn(self, listener: TrainListener | None = None, store: StageStore | None = None) -> StepResult:
         """Learn the step and add its result to the model."""
         model = self.model
-        outcome = model.learner.learn(self.step, self.images, model.holdout, model.classes, listener, store)
-        result = replace(
-            outcome.result,
-            step=len(model.steps) + 1,
-            classes=self.added,
-            extended=self.extended,
-            held_out=self.held,
-        )
-        result = replace(result, warning=unfairness(result))
+        learned = model.learn(self.step, self.images, model.holdout, model.classes, listener, store).result
+        number, warning = len(model.steps) + 1, unfairness(learned)
+        result = replace(learned, step=number, held_out=self.held, warning=warning)
+        result = replace(result, classes=self.added, extended=self.extended)
         model.steps.append(result)
         return result
 
@@ -145,11 +137,17 @@ def prepare(model: Model, new: NewImages, holdout: float, extend: bool, train: M
     step = Step(len(model.method.steps) + 1, old, len(names), images)
     model.holdout = join([model.holdout, collect({name: held[name] for name in names}, model.shape, old)])
     if model.method.rehearsal == "memory":
-        _check_memory(model, old)
-    images = model.learner.training_images(step)
+        model.memory.check(len(model.classes))
+        missing = [name for index, name in enumerate(model.classes[:old]) if index not in model.memory.exemplars]
+        if missing and model.memory.size:
+            raise UsageError(
+                f"there are no exemplars of '{missing[0]}', so it would be forgotten: learn with the original model, "
+                "not with a copy made with --no-memory"
+            )
+    images = model.training_images(step)
     budget = auto_budget(len(images), is_features(model.shape)) | dict(train)
     schedule = build(Schedule, asdict(model.settings.train) | budget, "train")
-    model.learner.settings = replace(model.settings, train=schedule)
+    model.settings = replace(model.settings, train=schedule)
     return StepPlan(model, step, images, held_now, extended)
 
 
@@ -168,15 +166,5 @@ def drop_for_relearning(model: Model, extended: list[Label]) -> None:
     fresh = make_method(model.settings, model.shape, model.memory, pretrained=False)
     if hasattr(model.method, "backbone"):
         fresh.backbone.load_state_dict(model.method.backbone.state_dict())
-    model.learner.method, model.classes = fresh, []
+    model.method, model.classes = fresh, []
     model.memory.exemplars, model.holdout = {}, model.holdout.select(torch.arange(0))
-
-
-def _check_memory(model: Model, old: int) -> None:
-    model.memory.check(len(model.classes))
-    missing = [name for index, name in enumerate(model.classes[:old]) if index not in model.memory.exemplars]
-    if missing and model.memory.size:
-        raise UsageError(
-            f"there are no exemplars of '{missing[0]}', so it would be forgotten: learn with the original model, "
-            "not with a copy made with --no-memory"
-        )

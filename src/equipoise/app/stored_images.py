@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from equipoise.core.directory import Directory
+from equipoise.core.files import digest
 from equipoise.data.decoding import DECODE_ERRORS
-from equipoise.data.images import digest
 from equipoise.data.prefetch import decoder_pool
 from equipoise.errors import RunError
 
@@ -37,14 +37,19 @@ def ending(shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> str:
     return ".png" if dtype == torch.uint8 and shape[0] in MODES else ".npy"
 
 
+def stem(file: str) -> str:
+    """Return the name of a file without its folder and ending."""
+    return file.rpartition("/")[2].partition(".")[0]
+
+
 def encode(pixels: Tensor) -> bytes:
     """Encode one image, C × H × W."""
     file = io.BytesIO()
     if ending(pixels.shape, pixels.dtype) == ".npy":
         np.save(file, pixels.numpy())
-        return file.getvalue()
-    plain = pixels.permute(1, 2, 0).contiguous().numpy()
-    Image.fromarray(plain[:, :, 0] if len(pixels) == 1 else plain).save(file, "PNG", compress_level=1)
+    else:
+        plain = pixels.permute(1, 2, 0).contiguous().numpy()
+        Image.fromarray(plain[:, :, 0] if len(pixels) == 1 else plain).save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 
@@ -79,7 +84,7 @@ def fetch(directory: Directory, files: Sequence[str], shape: tuple[int, ...]) ->
             image = decode_stored(directory.read_bytes(file), file)
         except (*DECODE_ERRORS, TypeError, MemoryError) as error:
             raise RunError(f"cannot read the stored image {shown} ({error}): restore it from a copy") from error
-        if tuple(image.shape) != shape or identify(image) != file.rpartition("/")[2].partition(".")[0]:
+        if tuple(image.shape) != shape or identify(image) != stem(file):
             raise RunError(f"the stored image {shown} is damaged: restore it from a copy")
         return image
 

@@ -12,6 +12,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -84,21 +85,30 @@ def field_docs(cls: type) -> dict[str, str]:
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
-        for this, after in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(this, ast.AnnAssign)
-                and isinstance(this.target, ast.Name)
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-                and isinstance(after.value.value, str)
-            ):
-                docs[this.target.id] = inspect.cleandoc(after.value.value).replace("\n", " ")
+        for pair in pairwise(body.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = inspect.cleandoc(text).replace("\n", " ")
     return docs
 
 
 def init_values(instance: Any) -> dict[str, Any]:
     """Return the values that would build the same dataclass again."""
     return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init}
+
+
+def with_settings(sections: Mapping[str, Mapping[str, Any]], named: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a copy of nested settings with all ``named`` ones that are not None.
+
+    >>> with_settings({"train": {"lr": 0.1}}, {"train.epochs": 3, "net.backbone": None})
+    {'train': {'lr': 0.1, 'epochs': 3}}
+    """
+    found = {section: dict(values) for section, values in sections.items()}
+    for path, value in named.items():
+        section, _, name = path.partition(".")
+        if value is not None:
+            found.setdefault(section, {})[name] = value
+    return found
 
 
 def flatten(sections: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -30,11 +30,8 @@ TEMPORARY = re.compile(r"\..+\.tmp", re.DOTALL)
 """Names of files that a killed writer may leave behind."""
 RESTORE = "restore it from a copy"
 _REMEDIES = {
-    errno.ENOENT: RESTORE,
-    errno.EACCES: "check its permissions",
-    errno.EPERM: "check its permissions",
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
     errno.EROFS: "choose a place that is writable",
     errno.ENOTDIR: "choose another place",
     errno.EIO: "check the disk",
@@ -52,15 +49,18 @@ class Directory:
     path
         A directory, which need not exist yet. The user has chosen it, so it may be reached through links; nothing below
         it may be one.
+    remedy
+        Advice to the user for a file that is missing or damaged; empty if the caller gives it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, remedy: str = RESTORE) -> None:
         self.path = self._root = path
+        self.remedy = remedy
         self._below: list[str] = []
 
-    def sub(self, name: str) -> Directory:
+    def sub(self, name: str, remedy: str | None = None) -> Directory:
         """Return the directory ``name`` in this one, which need not exist yet; it may not be a link, unlike a root."""
-        inner = Directory(self._root)
+        inner = Directory(self._root, self.remedy if remedy is None else remedy)
         inner._below = [*self._below, *split_name(name)]
         inner.path = self.path / name
         return inner
@@ -80,14 +80,13 @@ class Directory:
         return self._kind(name) == "dir"
 
     def _kind(self, name: str) -> Kind | None:
-        try:
+        with suppress(EquipoiseError, OSError):
             if not name:
                 with self._enter([]):
                     return "dir"
             with self._parent(name) as (here, last):
                 return here.kind(last)
-        except (EquipoiseError, OSError):
-            return None
+        return None
 
     def size(self, name: str) -> int:
         """Return the size of a regular file in bytes."""
@@ -96,11 +95,9 @@ class Directory:
 
     def modified_ns(self, name: str) -> int | None:
         """Return when a regular file last changed, in nanoseconds, or None if there is none; never raises."""
-        try:
-            with self._parent(name) as (here, last):
-                return here.expect(last, "file").st_mtime_ns
-        except (EquipoiseError, OSError):
-            return None
+        with suppress(EquipoiseError, OSError), self._parent(name) as (here, last):
+            return here.expect(last, "file").st_mtime_ns
+        return None
 
     def entries(self, name: str = "") -> list[Entry]:
         """List everything in a directory, sorted by name."""
@@ -129,19 +126,17 @@ class Directory:
 
     def read_bytes(self, name: str, limit: int = MAX_FILE_BYTES) -> bytes:
         """Read a regular file of at most ``limit`` bytes."""
-        shown = self._shown(name)
         with self._reported("read", name), self._open_file(name) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise RunError(f"{shown} has {size} bytes, and at most {limit} are read: {RESTORE}")
+                raise self._damaged(name, f"has {size} bytes, and at most {limit} are read")
             try:
                 data = file.read(size + 1)
             except MemoryError as error:
-                raise RunError(
-                    f"{shown} has {size} bytes, more than fit into memory: free some, or {RESTORE}"
-                ) from error
+                what = f"{self._shown(name)} has {size} bytes, more than fit into memory"
+                raise RunError(f"{what}: free some, or {self.remedy or RESTORE}") from error
         if len(data) != size:
-            raise RunError(f"{shown} changed while it was read: try again")
+            raise RunError(f"{self._shown(name)} changed while it was read: try again")
         return data
 
     def read_text(self, name: str, limit: int = MAX_FILE_BYTES) -> str:
@@ -149,22 +144,24 @@ class Directory:
         try:
             return self.read_bytes(name, limit).decode()
         except UnicodeDecodeError as error:
-            raise RunError(f"{self._shown(name)} is not UTF-8 ({error}): {RESTORE}") from error
+            raise self._damaged(name, f"is not UTF-8 ({error})") from error
 
-    def read_json(self, name: str, limit: int = MAX_FILE_BYTES, remedy: str = RESTORE) -> Any:
-        """Read a JSON file whose numbers are all finite; ``remedy`` is the advice to the user if it is not valid."""
-        return self._parse(name, self.read_text(name, limit), remedy)
+    def read_json(self, name: str, limit: int = MAX_FILE_BYTES) -> Any:
+        """Read a JSON file whose numbers are all finite."""
+        return self._parse(name, self.read_text(name, limit))
 
-    def read_json_lines(self, name: str, limit: int = MAX_FILE_BYTES, remedy: str = RESTORE) -> list[Any]:
+    def read_json_lines(self, name: str, limit: int = MAX_FILE_BYTES) -> list[Any]:
         """Read a file with one JSON value per line, like ``read_json``; blank lines are skipped."""
-        lines = self.read_text(name, limit).split("\n")
-        return [self._parse(name, line, remedy) for line in lines if line.strip()]
+        return [self._parse(name, line) for line in self.read_text(name, limit).split("\n") if line.strip()]
 
-    def _parse(self, name: str, text: str, remedy: str) -> Any:
+    def _parse(self, name: str, text: str) -> Any:
         try:
             return json.loads(text, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
-            raise RunError(f"{self._shown(name)} is not valid JSON ({error}): {remedy}") from error
+            raise self._damaged(name, f"is not valid JSON ({error})") from error
+
+    def _damaged(self, name: str, what: str) -> RunError:
+        return RunError(f"{self._shown(name)} {what}" + (f": {self.remedy}" if self.remedy else ""))
 
     # ---- writing
 
@@ -188,8 +185,14 @@ class Directory:
             with open_root(path.parent) as parent:
                 parent.sync()
 
-    def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a file; whenever it is interrupted, the file has either its old content or the new one."""
+    def write_bytes(self, name: str, data: bytes, limit: int = MAX_FILE_BYTES) -> None:
+        """Write a file; whenever it is interrupted, the file has either its old content or the new one.
+
+        More than ``limit`` bytes are refused, because they could not be read again.
+        """
+        if len(data) > limit:
+            what = f"{len(data)} bytes, and at most {limit} can be read again"
+            raise RunError(f"cannot write {self._shown(name)} ({what}): store less in it")
         self.replace_with(name, lambda file: file.write(data))
 
     def write_text(self, name: str, text: str) -> None:
@@ -208,7 +211,8 @@ class Directory:
     def replace_with(self, name: str, write: Callable[[BinaryIO], object]) -> None:
         """Let ``write`` fill a temporary file, then rename it to ``name``; see ``write_bytes``."""
         with self._reported("write", name), self._parent(name) as (here, last):
-            here.expect_if_there(last, "file")
+            with suppress(FileNotFoundError):
+                here.expect(last, "file")
             with here.temporary() as temporary:
                 with os.fdopen(here.create(temporary, os.O_WRONLY), "wb") as file:
                     write(file)
@@ -224,9 +228,9 @@ class Directory:
             self._parent(target) as (here, new),
             here.temporary() as temporary,
         ):
-            state, known = there.expect(old, "file"), here.expect_if_there(new, "file")
-            if known and os.path.samestat(state, known):
-                return
+            with suppress(FileNotFoundError):
+                if os.path.samestat(there.expect(old, "file"), here.expect(new, "file")):
+                    return
             try:
                 fds = {"src_dir_fd": there.fd, "dst_dir_fd": here.fd}
                 os.link(there.at(old), here.at(temporary), **fds, follow_symlinks=False)
@@ -336,8 +340,10 @@ class Directory:
         try:
             yield
         except OSError as error:
-            remedy = _REMEDIES.get(error.errno or 0, "check the directory")
-            raise RunError(f"cannot {action} {self._shown(name)} ({error.strerror or error}): {remedy}") from error
+            remedies = {errno.ENOENT: self.remedy} | _REMEDIES
+            remedy = remedies.get(error.errno or 0, "check the directory")
+            what = f"cannot {action} {self._shown(name)} ({error.strerror or error})"
+            raise RunError(f"{what}: {remedy}" if remedy else what) from error
 
 
 def _finite(text: str) -> float:

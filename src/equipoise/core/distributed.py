@@ -58,9 +58,8 @@ def peer_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo has no exception class of its own
-        if world_size() > 1 and any(
-            word in str(error) for word in ("gloo/transport", "NCCL", "Connection closed by peer")
-        ):
+        signs = ("gloo/transport", "NCCL", "Connection closed by peer")
+        if world_size() > 1 and any(sign in str(error) for sign in signs):
             raise LostPeerError(f"another process of this run has exited (see its output): {RESUME_HINT}") from error
         raise
 
@@ -74,10 +73,8 @@ def broadcast(make: Callable[[], T]) -> T:
     if is_main():
         try:
             message[0] = make()
-        except EquipoiseError as error:
-            failure, message[1] = error, str(error)
-        except OSError as error:
-            failure, message[1] = error, describe_os_error(error)
+        except (EquipoiseError, OSError) as error:
+            failure, message[1] = error, describe_os_error(error) if isinstance(error, OSError) else str(error)
     with peer_errors():
         dist.broadcast_object_list(message, src=0)
     if failure is not None:
@@ -153,10 +150,9 @@ def average_batch_norms(module: nn.Module) -> None:
     if world_size() == 1:
         return
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    for norm in norms:
-        for statistic in (norm.running_mean, norm.running_var):
-            if statistic is not None:
-                statistic.copy_(all_reduce_sum(statistic.clone()) / world_size())
+    for statistic in (buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)):
+        if statistic is not None:
+            statistic.copy_(all_reduce_sum(statistic.clone()) / world_size())
 
 
 @torch.no_grad()

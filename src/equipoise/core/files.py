@@ -5,6 +5,7 @@ Nothing here loads pickles.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,11 @@ from safetensors import SafetensorError
 
 from equipoise.core.open_dir import open_root
 from equipoise.errors import RunError
+
+
+def digest(data: bytes) -> bytes:
+    """Return a 16-byte hash."""
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def atomic_write(path: Path, write: Callable[[Path], object]) -> None:

@@ -90,11 +90,6 @@ class OpenDir:
             raise RunError(f"{printable(self.path / name)} is {seen}{rule}")
         return state
 
-    def expect_if_there(self, name: str, wanted: Owned) -> os.stat_result | None:
-        with suppress(FileNotFoundError):
-            return self.expect(name, wanted)
-        return None
-
     @contextmanager
     def enter(self, name: str) -> Iterator[OpenDir]:
         """Open a directory in this one."""

@@ -29,7 +29,7 @@ def parse(data: bytes, where: str) -> dict[str, Tensor]:
 
 def write_tensors(directory: Directory, name: str, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file into a directory."""
-    directory.write_bytes(name, serialize(tensors))
+    directory.write_bytes(name, serialize(tensors), MAX_TENSOR_BYTES)
 
 
 def read_tensors(directory: Directory, name: str) -> dict[str, Tensor]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from equipoise.core.progress_line import track
 from equipoise.data.decoding import decode
-from equipoise.data.index import Index, Listing, cache_dir, count, is_image_name, list_images
+from equipoise.data.index import Listing, cache_dir, count, is_image_name, list_images, unpack
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.data.sources import cifar100, data_root, load, source
 from equipoise.data.sources.folder import class_folders, train_test_folders
@@ -63,21 +61,14 @@ class CheckResult:
     def complete(self) -> bool:
         return not self.problems
 
-    def add(self, what: str, remedy: str = "") -> None:
-        """Add a problem."""
-        self.problems.append(Problem(what, remedy))
-
-    def add_each(self, what: str, remedy: str, where: Iterable[str]) -> None:
-        """Add a problem of the given classes or files, if there are any."""
-        places = tuple(where)
-        if places:
-            self.problems.append(Problem(what, remedy, places))
+    def add(self, what: str, remedy: str = "", where: Sequence[str] | None = None) -> None:
+        """Add a problem; if it is one of classes or files, only if there are any."""
+        if where is None or where:
+            self.problems.append(Problem(what, remedy, tuple(where or ())))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        problems = [asdict(problem) for problem in self.problems]
-        facts = {"dataset": self.dataset, "root": self.root, "complete": self.complete}
-        return facts | {"classes": self.classes, "images": self.images, "problems": problems}
+        return asdict(self) | {"complete": self.complete}
 
 
 def check(name: str, root: str | Path | None = None, deep: bool = False) -> CheckResult:
@@ -97,11 +88,9 @@ def check(name: str, root: str | Path | None = None, deep: bool = False) -> Chec
     try:
         if source(name).root == "required" and place is not None:
             trees = _check_folders(place, result) if name == "folder" else _check_imagenet(name, place, result)
-            result.images = _totals(trees)
             if deep:
-                indices = [Index.of_tree(folder, listing) for folder, listing in trees.values()]
-                remedy = "replace or remove them"
-                result.add_each("images that cannot be decoded", remedy, _undecodable(indices))
+                bad = _undecodable(trees, sum(result.images.values()))
+                result.add("images that cannot be decoded", "replace or remove them", bad)
         else:
             _check_by_loading(name, place, result)
     except DataError as error:
@@ -128,14 +117,13 @@ def _check_folders(root: Path, result: CheckResult) -> Trees:
     classes = class_folders(train)
     result.classes = len(classes)
     parts = {"train": train} if test is None else {"train": train, test.name: test}
-    trees = {part: (folder, list_images(folder, classes)) for part, folder in parts.items()}
+    trees = _list(parts, classes, result)
     if test is None:
         single = [name for name, names in trees["train"][1].items() if count(names) == 1]
         what = "classes with a single image, although one per class is held out for testing"
-        result.add_each(what, "add more images", single)
+        result.add(what, "add more images", single)
     else:
-        _check_same_classes("train", test.name, classes, class_folders(test), result)
-    _check_not_empty(trees, result)
+        _check_same_classes(test.name, classes, class_folders(test), result)
     return trees
 
 
@@ -152,25 +140,38 @@ def _check_imagenet(name: str, root: Path, result: CheckResult) -> Trees:
     if all(folders.values()):
         known, used = set(folders["train"]), set(chosen)
         relevant = [synset for synset in folders["val"] if synset in used or synset not in known]
-        _check_same_classes("train", "val", chosen, relevant, result)
-    trees = {part: (root / part, list_images(root / part, chosen)) for part in ARCHIVES if folders[part]}
-    _check_not_empty(trees, result)
+        _check_same_classes("val", chosen, relevant, result)
+    trees = _list({part: root / part for part in ARCHIVES if folders[part]}, chosen, result)
     for part, (_, listing) in trees.items():
-        _check_counts(part, {synset: count(names) for synset, names in listing.items() if names}, result)
-    total = _totals(trees).get("train", TRAIN_IMAGES)
+        fewest, most = COUNTS[part]
+        official = f"{fewest} to {most:,}" if fewest < most else str(most)
+        counts = {synset: count(names) for synset, names in listing.items() if names}
+        wrong = [f"{synset}: {images:,}" for synset, images in counts.items() if not fewest <= images <= most]
+        what = f"classes in {part}/ with another number of images than {official}"
+        result.add(what, f"unpack {ARCHIVES[part]} again", wrong)
+    total = result.images.get("train", TRAIN_IMAGES)
     if name == "imagenet1000" and total != TRAIN_IMAGES:
-        result.add(
-            f"train/ has {total:,} images instead of ImageNet's {TRAIN_IMAGES:,}", f"unpack {ARCHIVES['train']} again"
-        )
+        what = f"train/ has {total:,} images instead of ImageNet's {TRAIN_IMAGES:,}"
+        result.add(what, f"unpack {ARCHIVES['train']} again")
+    return trees
+
+
+def _list(folders: dict[str, Path], classes: list[str], result: CheckResult) -> Trees:
+    """List and count the images of each part, and report class folders without any."""
+    trees = {part: (folder, list_images(folder, classes)) for part, folder in folders.items()}
+    for part, (folder, listing) in trees.items():
+        result.images[part] = sum(map(count, listing.values()))
+        empty = [name for name, names in listing.items() if not names]
+        result.add(f"class folders in {folder} without images", "add some or remove the folders", empty)
     return trees
 
 
 def _check_synsets(folder: Path, result: CheckResult) -> list[str]:
     """Return the class folders of one part of ImageNet, and report everything else in it."""
     part = folder.name
-    unpack = f"unpack {ARCHIVES[part]} into {folder}, with one folder per synset"
+    remedy = f"unpack {ARCHIVES[part]} into {folder}, with one folder per synset"
     if not folder.is_dir():
-        result.add(f"{part}/ is missing", unpack)
+        result.add(f"{part}/ is missing", remedy)
         return []
     with os.scandir(folder) as entries:
         loose = sum(is_image_name(entry.name) for entry in entries)
@@ -184,48 +185,25 @@ def _check_synsets(folder: Path, result: CheckResult) -> list[str]:
         names = class_folders(folder)
     except DataError:
         if not loose:
-            result.add(f"{part}/ is empty", unpack)
+            result.add(f"{part}/ is empty", remedy)
         return []
     invalid = [name for name in names if not re.fullmatch(r"n\d{8}", name)]
     what = f"folders in {part}/ whose names are not synsets such as n01440764"
-    result.add_each(what, "move them elsewhere", invalid)
+    result.add(what, "move them elsewhere", invalid)
     return names
 
 
-def _check_same_classes(one: str, other: str, ours: list[str], theirs: list[str], result: CheckResult) -> None:
-    for here, there, names in ((one, other, set(ours) - set(theirs)), (other, one, set(theirs) - set(ours))):
-        result.add_each(f"classes in {here}/ that are not in {there}/", f"add them to {there}/", sorted(names))
+def _check_same_classes(part: str, train: list[str], test: list[str], result: CheckResult) -> None:
+    for here, there, names in (("train", part, set(train) - set(test)), (part, "train", set(test) - set(train))):
+        result.add(f"classes in {here}/ that are not in {there}/", f"add them to {there}/", sorted(names))
 
 
-def _check_not_empty(trees: Trees, result: CheckResult) -> None:
-    for folder, listing in trees.values():
-        empty = [name for name, names in listing.items() if not names]
-        result.add_each(f"class folders in {folder} without images", "add some or remove the folders", empty)
-
-
-def _check_counts(part: str, counts: dict[str, int], result: CheckResult) -> None:
-    fewest, most = COUNTS[part]
-    official = f"{fewest} to {most:,}" if fewest < most else str(most)
-    wrong = [f"{synset}: {count:,}" for synset, count in counts.items() if not fewest <= count <= most]
-    what = f"classes in {part}/ with another number of images than {official}"
-    result.add_each(what, f"unpack {ARCHIVES[part]} again", wrong)
-
-
-def _totals(trees: Trees) -> dict[str, int]:
-    return {part: sum(map(count, listing.values())) for part, (_, listing) in trees.items()}
-
-
-def _undecodable(indices: list[Index]) -> list[str]:
+def _undecodable(trees: Trees, total: int) -> list[str]:
     """Decode every image, and return the path and the reason of each one that fails."""
-    total = sum(len(index) for index in indices)
-    paths = (path for index in indices for path in _paths(index))
+    folders = ((folder / name, names) for folder, listing in trees.values() for name, names in listing.items())
+    paths = (f"{folder}{os.sep}{file}" for folder, names in folders for file in unpack(names))
     answers = map_ahead(_decode_error, paths, 256, decoder_pool())
     return [answer for answer in track(answers, total, "decoding", "images") if answer is not None]
-
-
-def _paths(index: Index, chunk: int = 1000) -> Iterator[str]:
-    for start in range(0, len(index), chunk):
-        yield from index.paths(np.arange(start, min(start + chunk, len(index))))
 
 
 def _decode_error(path: str) -> str | None:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import BinaryIO
+from contextlib import ExitStack, suppress
+from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 
 from equipoise.errors import DataError, UsageError
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
-TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What turns an image upright, by its EXIF orientation."""
-
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for files that it cannot read."""
+
+
+def short_side(pictures: Sequence[Any], sample: int = 100) -> int:
+    """Return the median short side of paths or PIL images, from a sample of those that can be read."""
+    sides = []
+    for picture in pictures[:: max(1, len(pictures) // sample)]:
+        with suppress(*DECODE_ERRORS, TypeError), ExitStack() as stack:
+            if not isinstance(picture, Image.Image):
+                picture = stack.enter_context(Image.open(os.fspath(picture)))
+            sides.append(min(picture.size))
+    return int(np.median(sides)) if sides else 0
 
 
 def check_size(size: int) -> None:
@@ -75,9 +77,11 @@ def to_square(picture: Image.Image, size: int, draw: Sequence[float] | None = No
         box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     # rounding may move an edge out of the image by the last bit, which Pillow rejects
     box = max(box[0], 0), max(box[1], 0), min(box[2], picture.size[0]), min(box[3], picture.size[1])
-    transpose = TRANSPOSE.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
     small = _to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, box)
-    return small if transpose is None else small.transpose(transpose)
+    small.info.clear()  # of all metadata, only the orientation matters
+    small.getexif()[ExifTags.Base.Orientation] = picture.getexif().get(ExifTags.Base.Orientation, 1)
+    ImageOps.exif_transpose(small, in_place=True)
+    return small
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

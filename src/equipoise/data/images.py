@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.files import digest
 from equipoise.data.decoding import check_size, decode
 from equipoise.data.index import Index
 from equipoise.data.prefetch import decoder_pool, map_ahead
@@ -24,11 +24,6 @@ from equipoise.errors import DataError
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def digest(data: bytes) -> bytes:
-    """Return a 16-byte hash."""
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class Store(Protocol):
@@ -135,8 +130,9 @@ class Images:
     labels: Tensor
 
     @staticmethod
-    def of(pixels: Tensor, labels: Tensor) -> Images:
-        """Return all images of a uint8 tensor N × C × H × W."""
+    def of(pixels: Tensor, labels: Tensor | None = None) -> Images:
+        """Return all images of a uint8 tensor N × C × H × W; without labels, all of them are 0."""
+        labels = torch.zeros(len(pixels)) if labels is None else labels
         if len(pixels) != len(labels):
             raise DataError(f"got {len(pixels)} images but {len(labels)} labels")
         return Images(TensorStore(pixels), torch.arange(len(labels)), labels.long())
@@ -144,20 +140,21 @@ class Images:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def select(self, where: Tensor) -> Images:
+    def select(self, where: Tensor | slice) -> Images:
         """Return the images at the given positions, or where a boolean mask is true."""
         return Images(self.store, self.rows[where], self.labels[where])
 
     def relabel(self, lookup: Tensor) -> Images:
-        """Replace each label ``y`` by ``lookup[y]``."""
-        return Images(self.store, self.rows, lookup[self.labels])
+        """Replace each label ``y`` by ``lookup[y]``, and drop the images for which that is negative."""
+        labels = lookup[self.labels]
+        return Images(self.store, self.rows[labels >= 0], labels[labels >= 0])
 
     def fingerprint(self) -> bytes:
         """Return a hash of images, order and labels."""
         return digest(self.store.fingerprint() + self.rows.numpy().tobytes() + self.labels.numpy().tobytes())
 
-    def read(self, where: Tensor, crops: Tensor | None = None) -> Tensor:
-        """Return the pixels of the images at the given positions as uint8, N × C × H × W."""
+    def read(self, where: Tensor | slice = slice(None), crops: Tensor | None = None) -> Tensor:
+        """Return the pixels of the images at the given positions (default: all) as uint8, N × C × H × W."""
         return self.store.read(self.rows[where], crops)
 
 

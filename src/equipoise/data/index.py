@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import time
@@ -11,15 +10,16 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from equipoise.core.files import atomic_write
+from equipoise.core.files import digest, write_bytes
 from equipoise.core.progress_line import track
 from equipoise.errors import RunError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """Names of image files end with one of these, in upper or lower case."""
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 MIN_CACHED_FILES = 10_000
 """Smaller trees are not cached: listing them is as fast as reading the cache."""
 RECENT_NS = 2 * 10**9
@@ -131,7 +131,7 @@ def list_images(root: Path, classes: Sequence[str]) -> Listing:
     """
     place = root.resolve()
     stamps = {name: stamp for name in classes if (stamp := _stamp(place / name)) is not None}
-    file = cache_dir() / "index" / f"{hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()}.npz"
+    file = cache_dir() / "index" / f"{digest(os.fsencode(place)).hex()}.msgpack"
     known = _read_cache(file, place)
     stale = [name for name, stamp in stamps.items() if name not in known or known[name][0] != stamp]
     now = time.time_ns()
@@ -169,38 +169,22 @@ def _scan(folder: Path) -> bytes:
 
 
 def _write_cache(file: Path, root: Path, known: Known) -> None:
-    stamps, names = zip(*known.values(), strict=True)
-    arrays = {
-        "version": np.array(CACHE_VERSION),
-        "root": _array(os.fsencode(root)),
-        "folders": _array(pack(known)),
-        "stamps": np.array(stamps, np.int64),
-        "ends": np.cumsum([len(mine) for mine in names]),
-        "names": _array(b"".join(names)),
-    }
-
-    def write(path: Path) -> None:
-        with path.open("wb") as out:  # numpy would append .npz to a path
-            np.savez(out, allow_pickle=False, **arrays)
-
+    content = msgspec.msgpack.encode({os.fsencode(name): value for name, value in known.items()})
     file.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(file, write)
+    write_bytes(file, _checksum(root, content) + content)
 
 
 def _read_cache(file: Path, root: Path) -> Known:
     """Return what is cached for ``root``; nothing if the file is missing, damaged or outdated."""
     try:
-        with file.open("rb") as data, np.load(data, allow_pickle=False) as saved:
-            if saved["version"] != CACHE_VERSION or saved["root"].tobytes() != os.fsencode(root):
-                return {}
-            folders, names = unpack(saved["folders"].tobytes()), saved["names"].tobytes()
-            ends = saved["ends"].tolist()
-            parts = [names[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-            stamps = [(modified, changed) for modified, changed in saved["stamps"].tolist()]
-            return dict(zip(folders, zip(stamps, parts, strict=True), strict=True))
-    except Exception:  # a damaged file may raise anything; it contains no code, and is written again
+        data = file.read_bytes()
+        if data[:16] != _checksum(root, data[16:]):
+            return {}
+        found = msgspec.msgpack.decode(data[16:], type=dict[bytes, tuple[Stamp, bytes]])
+        return {os.fsdecode(name): value for name, value in found.items()}
+    except (OSError, msgspec.DecodeError):
         return {}
 
 
-def _array(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.uint8)
+def _checksum(root: Path, content: bytes) -> bytes:
+    return digest(b"%d %b\0%b" % (CACHE_VERSION, os.fsencode(root), content))

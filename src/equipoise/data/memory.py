@@ -51,8 +51,7 @@ class Memory:
     def update(self, images: Images, seen: int, features: Callable[[Images], Tensor], key: Key) -> None:
         """Truncate the old classes to the new quota, then select exemplars of the classes in ``images``."""
         quota = self.quota(seen)
-        first = {c: torch.arange(min(quota, len(kept))) for c, kept in self.exemplars.items()}
-        self.exemplars = {c: kept.select(first[c]) for c, kept in self.exemplars.items() if quota}
+        self.exemplars = {c: kept.select(slice(quota)) for c, kept in self.exemplars.items() if quota}
         if quota:
             self.exemplars |= self.select(images, quota, features, key)
 
@@ -65,7 +64,8 @@ class Memory:
                 rows = features(part).split(sizes)
                 orders = distributed.broadcast(lambda: [herd(F.normalize(mine, dim=1), quota) for mine in rows])  # noqa: B023
             else:
-                orders = [_shuffled(mine, key)[:quota] for mine in classes]
+                draws = [generator(*key, "exemplars", int(mine[0])) for mine in classes]
+                orders = [torch.randperm(n, generator=g)[:quota] for n, g in zip(sizes, draws, strict=True)]
             starts = torch.tensor([0, *sizes]).cumsum(0)
             for start, mine, order in zip(starts.tolist(), classes, orders, strict=False):
                 selected[int(mine[0])] = part.select(start + order)
@@ -112,7 +112,3 @@ def _class_groups(images: Images) -> Iterator[tuple[Images, list[int]]]:
             stop = start + sum(group)
             yield images.select(by_class[start:stop]), group
             start, group = stop, []
-
-
-def _shuffled(labels: Tensor, key: Key) -> Tensor:
-    return torch.randperm(len(labels), generator=generator(*key, "exemplars", int(labels[0])))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from equipoise.core.files import digest
 from equipoise.data.dataset import Dataset
-from equipoise.data.images import Images, digest
+from equipoise.data.images import Images
 from equipoise.errors import UsageError
 
 # iCaRL's published CIFAR-100 run. It is not a plain shuffle with seed 1993: its loader used the generator before.
@@ -44,8 +45,7 @@ def class_order(order: Order, classes: int) -> list[int]:
     if isinstance(order, int):
         if not 0 <= order < 2**32:
             raise UsageError(f"the class order {order} is not a valid seed: use a whole number from 0 to {2**32 - 1}")
-        shuffled = np.arange(classes)
-        np.random.RandomState(order).shuffle(shuffled)  # as in published code; NumPy keeps this stream frozen
+        shuffled = np.random.RandomState(order).permutation(classes)  # as in published code; NumPy keeps it frozen
         return [int(c) for c in shuffled]
     if order == "natural":
         return list(range(classes))
@@ -153,8 +153,8 @@ class ClassStream:
         self.names = tuple(dataset.classes[c] for c in self.order)
         position = torch.full((available,), -1)
         position[self.order] = torch.arange(len(self.order))
-        self.train = _used(dataset.train.relabel(position))
-        self.test = _used(dataset.test.relabel(position))
+        self.train = dataset.train.relabel(position)
+        self.test = dataset.test.relabel(position)
         counts = torch.bincount(self.train.labels, minlength=len(self.order)).tolist()
         for name, count in zip(self.names, counts, strict=True):
             if count == 0:
@@ -183,7 +183,3 @@ class ClassStream:
     def tests(self, step: Step) -> Images:
         """Return the test images of all classes up to and including those of ``step``."""
         return self.test.select(self.test.labels < step.seen)
-
-
-def _used(images: Images) -> Images:
-    return images.select(images.labels >= 0)

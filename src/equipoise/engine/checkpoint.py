@@ -53,7 +53,7 @@ class StepCheckpoint(StageStore):
 
     def __init__(self, parent: Directory, folder: str, of: str, also: Sequence[str] = ()) -> None:
         self.parent, self.folder, self.of = parent, folder, of
-        self.directory = parent.sub(folder)
+        self.directory = parent.sub(folder, remedy="")
         found = read_stages(self.directory)
         self.dropped = bool(found.stages) and found.of not in (of, *also)
         """Whether the checkpoint of another step was deleted."""

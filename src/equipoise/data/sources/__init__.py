@@ -1,4 +1,7 @@
-"""Data sets by name. Each source is a function ``load(root, **options) -> Dataset`` in its own module."""
+"""Data sets by name. Each source is a function ``load(root, **options) -> Dataset`` in its own module.
+
+Those of ImageNet share a module, whose ``load`` takes the name first.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +23,6 @@ from equipoise.errors import DataError, UsageError, unknown_name
 class Source:
     """Where a data set comes from."""
 
-    function: str
-    """module:function"""
     recipe: str
     """The default recipe."""
     about: str
@@ -30,29 +32,15 @@ class Source:
 
 
 SOURCES = {
-    "glyphs": Source(
-        "glyphs:load", "glyphs", "90 printed characters, generated: 120 + 30 images per class, 24×24, colour"
-    ),
-    "digits": Source("digits:load", "digits", "10 handwritten digits, 8×8, grey, from scikit-learn: tiny, for tests"),
+    "glyphs": Source("glyphs", "90 printed characters, generated: 120 + 30 images per class, 24×24, colour"),
+    "digits": Source("digits", "10 handwritten digits, 8×8, grey, from scikit-learn: tiny, for tests"),
     "cifar100": Source(
-        "cifar100:load",
-        "cifar100-paper",
-        "100 classes, 500 + 100 images per class, 32×32 (downloaded if needed)",
-        "optional",
+        "cifar100-paper", "100 classes, 500 + 100 images per class, 32×32 (downloaded if needed)", "optional"
     ),
-    "imagenet100": Source(
-        "imagenet:load100", "imagenet100-paper", "the first 100 synsets by name (WA, BiC, PODNet, DER)", "required"
-    ),
-    "imagenet100-lucir": Source(
-        "imagenet:load100_lucir",
-        "imagenet100-paper",
-        "100 synsets chosen with seed 1993 (LUCIR, PyCIL)",
-        "required",
-    ),
-    "imagenet1000": Source(
-        "imagenet:load1000", "imagenet1000-paper", "all 1,000 synsets, in train/ and val/", "required"
-    ),
-    "folder": Source("folder:load", "folder", "your own tree of class folders", "required"),
+    "imagenet100": Source("imagenet100-paper", "the first 100 synsets by name (WA, BiC, PODNet, DER)", "required"),
+    "imagenet100-lucir": Source("imagenet100-paper", "100 synsets chosen with seed 1993 (LUCIR, PyCIL)", "required"),
+    "imagenet1000": Source("imagenet1000-paper", "all 1,000 synsets, in train/ and val/", "required"),
+    "folder": Source("folder", "your own tree of class folders", "required"),
 }
 
 
@@ -107,6 +95,6 @@ def data_root(name: str, root: str | Path | None) -> Path | None:
 
 
 def _loader(name: str) -> Callable[..., Dataset]:
-    module, function = source(name).function.split(":")
-    found: Callable[..., Dataset] = getattr(import_module(f"{__name__}.{module}"), function)
-    return found
+    source(name)  # raises an error for an unknown name
+    module = import_module(f"{__name__}.{'imagenet' if name.startswith('imagenet') else name}")
+    return partial(module.load, name) if name.startswith("imagenet") else module.load

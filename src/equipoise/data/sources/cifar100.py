@@ -7,6 +7,8 @@ import io
 import pickle
 import tarfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +43,8 @@ def load(root: Path | None, labels: str = "fine") -> Dataset:
     if labels not in ("fine", "coarse"):
         raise DataError(f"data.labels must be 'fine' or 'coarse', got '{labels}'")
     parts = _read(root)
-    names = [_text(name) for name in _field(parts, "meta", f"{labels}_label_names")]
+    found = _field(parts, "meta", f"{labels}_label_names")
+    names = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in found]
     expected = {"fine": 100, "coarse": 20}[labels]
     if len(names) != expected:
         raise DataError(f"CIFAR-100 has {len(names)} names of {labels} classes instead of {expected}: {AGAIN}")
@@ -58,9 +61,14 @@ def _read(root: Path | None) -> dict[str, Any]:
     """Return the three parts from the unpacked folder, the archive, or a download, whichever is found first."""
     home = root or cache_dir()
     place = find_files(home) or _download(home)
-    if place.is_dir():
-        return {part: _unpickle(_open(place / part), place / part) for part in PARTS}
-    return _unpack(place)
+    if not place.is_dir():
+        with _reported(place), tarfile.open(place) as tar:
+            return {part: _unpickle(tar.extractfile(f"{FOLDER}/{part}") or io.BytesIO()) for part in PARTS}
+    parts = {}
+    for part in PARTS:
+        with _reported(place / part), (place / part).open("rb") as file:
+            parts[part] = _unpickle(file)
+    return parts
 
 
 def find_files(home: Path) -> Path | None:
@@ -82,25 +90,17 @@ def _download(home: Path) -> Path:
         ) from error
 
 
-def _unpack(archive: Path) -> dict[str, Any]:
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Turn whatever a file that is not CIFAR-100 raises into an error that names it."""
     try:
-        with tarfile.open(archive) as tar:
-            parts = {}
-            for part in PARTS:
-                member = tar.extractfile(f"{FOLDER}/{part}")
-                if member is None:
-                    raise KeyError(part)
-                parts[part] = _unpickle(member, archive)
-            return parts
-    except (tarfile.TarError, EOFError, OSError, zlib.error, KeyError) as error:
-        raise DataError(f"{archive} is truncated or not the CIFAR-100 archive ({error}): {AGAIN}") from error
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        return io.BytesIO(path.read_bytes())
-    except OSError as error:
+        yield
+    except PermissionError as error:
         raise DataError(f"cannot read {path} ({error.strerror}): check its permissions") from error
+    except (tarfile.TarError, EOFError, OSError, zlib.error, KeyError) as error:
+        raise DataError(f"{path} is truncated or not the CIFAR-100 archive ({error}): {AGAIN}") from error
+    except Exception as error:  # a damaged pickle may raise anything; no code in it has run
+        raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): {AGAIN}") from error
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -116,13 +116,8 @@ class _ArraysOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it contains {module}.{name}, which CIFAR-100 does not")
 
 
-def _unpickle(file: IO[bytes], path: Path) -> Any:
-    try:
-        return _ArraysOnly(file, encoding="bytes").load()
-    except (EOFError, OSError, tarfile.TarError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or not the CIFAR-100 archive ({error}): {AGAIN}") from error
-    except Exception as error:  # a damaged pickle may raise anything; no code in it has run
-        raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): {AGAIN}") from error
+def _unpickle(file: IO[bytes]) -> Any:
+    return _ArraysOnly(file, encoding="bytes").load()
 
 
 def _field(parts: dict[str, Any], part: str, name: str) -> Any:
@@ -133,10 +128,6 @@ def _field(parts: dict[str, Any], part: str, name: str) -> Any:
             if key in table:
                 return table[key]
     raise DataError(f"the part '{part}' of CIFAR-100 has no '{name}': {AGAIN}")
-
-
-def _text(name: object) -> str:
-    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
 def _images(parts: dict[str, Any], part: str, labels: str, count: int, classes: int) -> Images:

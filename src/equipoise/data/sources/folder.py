@@ -37,7 +37,10 @@ def load(root: Path, size: int = 32, test_fraction: float = 0.2) -> Dataset:
     classes = class_folders(train)
     images = open_images(train, classes, size)
     if test is None:
-        parts = _split(images, classes, test_fraction)
+        for name, count in zip(classes, torch.bincount(images.labels).tolist(), strict=True):
+            if count < 2:
+                raise DataError(f"class '{name}' has only {count} image, and one is held out for testing: add more")
+        parts = split_test(images, test_fraction, lambda label: generator("folder", classes[label]))
     else:
         parts = images, open_images(test, classes, size)
     return Dataset("folder", *parts, tuple(classes), Augment(MEAN, STD, pad=max(size // 8, 1), flip=True))
@@ -97,13 +100,6 @@ def open_images(root: Path, classes: list[str], size: int, margin: float = 1.0) 
             )
     index = Index.of_tree(root, listing)
     return Images(FileStore(index, size, margin), torch.arange(len(index)), torch.from_numpy(index.labels()))
-
-
-def _split(images: Images, names: list[str], fraction: float) -> tuple[Images, Images]:
-    for name, count in zip(names, torch.bincount(images.labels).tolist(), strict=True):
-        if count < 2:
-            raise DataError(f"class '{name}' has only {count} image, and one is held out for testing: add more")
-    return split_test(images, fraction, lambda label: generator("folder", names[label]))
 
 
 def split_test(images: Images, fraction: float, random: Callable[[int], torch.Generator]) -> tuple[Images, Images]:

@@ -74,13 +74,8 @@ def _render(stamp: Tensor, count: int, difficulty: float, draws: torch.Generator
     scale = 1 / (1 + 0.25 * difficulty * spread().clamp(min=-3 / max(difficulty, 3)))
     shear, shift = spread() * 0.25 * difficulty, spread(2) * 0.18 * difficulty
     cos, sin = angle.cos() * scale, angle.sin() * scale
-    affine = torch.stack(
-        [
-            torch.stack([cos, -sin + shear * cos, shift[:, 0]], 1),
-            torch.stack([sin, cos + shear * sin, shift[:, 1]], 1),
-        ],
-        1,
-    )
+    rows = [cos, -sin + shear * cos, shift[:, 0], sin, cos + shear * sin, shift[:, 1]]
+    affine = torch.stack(rows, 1).view(count, 2, 3)
     grid = F.affine_grid(affine, [count, 1, SIZE, SIZE], align_corners=False)
     ink = F.grid_sample(stamp.expand(count, 1, CANVAS, CANVAS), grid, align_corners=False)
 

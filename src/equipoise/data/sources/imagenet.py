@@ -18,21 +18,6 @@ MARGIN = 256 / 224
 """Test images are the central 224 pixels after resizing the short side to 256."""
 
 
-def load1000(root: Path, size: int = 224) -> Dataset:
-    """Load all 1,000 synsets, with images of ``size`` pixels per side."""
-    return _load("imagenet1000", root, size)
-
-
-def load100(root: Path, size: int = 224) -> Dataset:
-    """Load the first 100 synsets by name: n01440764 to n01855672 in the official tree."""
-    return _load("imagenet100", root, size)
-
-
-def load100_lucir(root: Path, size: int = 224) -> Dataset:
-    """Load the first 100 of the 1,000 synsets after a shuffle with seed 1993, in that order."""
-    return _load("imagenet100-lucir", root, size)
-
-
 def select_synsets(name: str, train: Path) -> list[str]:
     """Return the synsets in ``train`` that the data set ``name`` consists of."""
     synsets, at_least = class_folders(train), 100 if name == "imagenet100" else 1000
@@ -43,7 +28,8 @@ def select_synsets(name: str, train: Path) -> list[str]:
     return synsets[:at_least]
 
 
-def _load(name: str, root: Path, size: int) -> Dataset:
+def load(name: str, root: Path, size: int = 224) -> Dataset:
+    """Load the synsets of the data set ``name``, with images of ``size`` pixels per side."""
     for part in ("train", "val"):
         if not (root / part).is_dir():
             raise DataError(f"{root} has no '{part}' folder: it must contain train/ and val/, each with synset folders")
