@@ -84,7 +84,8 @@ def learn(
     """
     from equipoise.app.console import LearnConsole, LearnJson, make_console
     from equipoise.app.learn import LearnListener, LearnOptions, learn_folder
-    from equipoise.engine.recipes import parse_overrides, with_settings
+    from equipoise.core.config import with_settings
+    from equipoise.engine.recipes import parse_overrides
 
     wanted = LearnOptions(
         method=method,

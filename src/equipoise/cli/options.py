@@ -47,8 +47,8 @@ class CommonOptions:
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Return the settings by section, from --set and from the other options."""
-        from equipoise.core.config import parse_value
-        from equipoise.engine.recipes import parse_overrides, with_settings
+        from equipoise.core.config import parse_value, with_settings
+        from equipoise.engine.recipes import parse_overrides
 
         named = {
             "memory.size": self.memory,
@@ -73,7 +73,7 @@ class RunOptions(CommonOptions):
     """Number of equal steps, or their sizes: 5, or 50,10x5."""
 
     def overrides(self) -> dict[str, dict[str, Any]]:
-        from equipoise.engine.recipes import with_settings
+        from equipoise.core.config import with_settings
 
         return with_settings(super().overrides(), {"stream.steps": self.steps and step_count(self.steps)})
 

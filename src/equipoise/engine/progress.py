@@ -19,21 +19,21 @@ class ProgressBar(TrainListener):
         self.quiet = quiet
         self.progress: Progress | None = None
 
-    def start(self, loads: Sequence[int], done: int = 0) -> None:
+    def start(self, workloads: Sequence[int], done: int = 0) -> None:
         """Begin a bar.
 
         Parameters
         ----------
-        loads
+        workloads
             Images that each step trains on, over all epochs.
         done
             Number of steps that are finished already.
         """
-        self.loads, self.at_step = loads, done + 1
-        self.total, self.passed = sum(loads), sum(loads[:done])
+        self.workloads, self.at_step = workloads, done + 1
+        self.total, self.passed = sum(workloads), sum(workloads[:done])
         self.started, self.started_at = time.monotonic(), self.passed
         self.last_line = 0.0
-        if self.console.is_terminal and not self.quiet and done < len(loads):
+        if self.console.is_terminal and not self.quiet and done < len(workloads):
             self.progress = Progress(
                 TextColumn("  {task.description}"),
                 BarColumn(bar_width=28),
@@ -47,7 +47,7 @@ class ProgressBar(TrainListener):
     def stage(self, name: str, epochs: int, images: int, done: int) -> None:
         self.stage_name, self.epochs, self.at_epoch, self.loss = name, epochs, done, float("nan")
         if name == "train":
-            self.passed = sum(self.loads[: self.at_step - 1]) + done * images
+            self.passed = sum(self.workloads[: self.at_step - 1]) + done * images
             self.started, self.started_at = time.monotonic(), self.passed
 
     def batch(self, images: int) -> None:
@@ -64,7 +64,7 @@ class ProgressBar(TrainListener):
 
     def _position(self, ahead: int) -> str:
         epoch = min(self.at_epoch + ahead, self.epochs)
-        step = f"step {self.at_step}/{len(self.loads)} " if len(self.loads) > 1 else ""
+        step = f"step {self.at_step}/{len(self.workloads)} " if len(self.workloads) > 1 else ""
         stage = "" if self.stage_name == "train" else f"{self.stage_name} "
         return f"{step}{stage}epoch {epoch}/{self.epochs}"
 

@@ -127,17 +127,3 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
             raise unknown_name("section of settings", section, SECTIONS)
         overrides.setdefault(section, {})[name] = parse_value(text.strip())
     return overrides
-
-
-def with_settings(overrides: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the overrides with more settings; None means that a setting was not asked for.
-
-    >>> with_settings({"train": {"lr": 0.1}}, {"train.epochs": 3, "memory.size": None})
-    {'train': {'lr': 0.1, 'epochs': 3}}
-    """
-    sections = {section: dict(values) for section, values in overrides.items()}
-    for path, value in settings.items():
-        if value is not None:
-            section, _, name = path.partition(".")
-            sections.setdefault(section, {})[name] = value
-    return sections

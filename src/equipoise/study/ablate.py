@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.engine.recipes import resolve, with_settings
+from equipoise.core.config import with_settings
+from equipoise.engine.recipes import resolve
 from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
 from equipoise.study.compare import Cell, Overrides

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.config import with_settings
 from equipoise.core.directory import Directory
 from equipoise.engine.progress import duration
-from equipoise.engine.recipes import resolve, with_settings
+from equipoise.engine.recipes import resolve
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, UsageError

@@ -111,7 +111,7 @@ class RunTable(ProgressBar, RunListener):
     def step(self, result: StepResult) -> None:
         self.at_step = result.step + 1
         if not self.quiet:
-            self._print_row(result, len(self.loads))
+            self._print_row(result, len(self.workloads))
 
     def _print_head(self) -> None:
         self.console.print(LINE.format(*HEADINGS), style="bold")

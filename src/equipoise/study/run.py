@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.config import with_settings
 from equipoise.core.seeding import preserve_rng
-from equipoise.engine.recipes import resolve, with_settings
+from equipoise.engine.recipes import resolve
 from equipoise.learn.method import Method
 from equipoise.methods.registry import register
 from equipoise.study.console import RunListener
