@@ -41,13 +41,13 @@ def pixels_of(X: Any) -> Tensor:
     return array.permute(0, 3, 1, 2)
 
 
-def decode_all(X: Sequence[Any], size: int) -> Tensor:
+def decode_all(X: Sequence[Any], size: int, bicubic: bool = False) -> Tensor:
     """Decode paths or PIL images to uint8, N × 3 × size × size."""
 
     def one(picture: Any) -> np.ndarray:
         if not isinstance(picture, str | os.PathLike | Image.Image):
             raise DataError(f"expected a path or a PIL image, got {picture!r}")
-        return decode(picture if isinstance(picture, Image.Image) else os.fspath(picture), size)
+        return decode(picture if isinstance(picture, Image.Image) else os.fspath(picture), size, bicubic=bicubic)
 
     once = {id(picture): picture for picture in X}  # two threads must not load the same object
     with decoder_pool() as pool:

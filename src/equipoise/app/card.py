@@ -61,17 +61,23 @@ def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelIma
         "## History",
         "\n".join([HISTORY, *map(_step, steps)]),
         *([GAMMA] if any(step.gamma is not None for step in steps) else []),
-        "## Stored images",
-        _stored(images.count("memory"), images.count("holdout")),
+        "## Stored features" if config.extractor else "## Stored images",
+        _stored(images.count("memory"), images.count("holdout"), config.extractor is not None),
         "## Usage",
         USE_FEATURES if features else USE_PHOTOS,
     ]
     return "\n\n".join(parts).encode(errors="backslashreplace").decode()  # names may hold lone surrogates
 
 
-def _stored(kept: int, held: int) -> str:
+def _stored(kept: int, held: int, features: bool) -> str:
     if not kept and not held:
         return "None: this copy predicts but cannot learn more."
+    if features:
+        return (
+            f"Features of {counted(kept, 'image')} in `memory/` and {counted(held, 'held-out image')} in `holdout/`, "
+            "and those of earlier versions. Images cannot be restored from them exactly, but they say what is in them: "
+            "check that you may share them, or make a copy without them (`equipoise export MODEL COPY --no-memory`)."
+        )
     return (
         f"{counted(kept, 'exemplar')} in `memory/` and {counted(held, 'held-out image')} in `holdout/`, and those of "
         "earlier versions. They are copies of the training data: check that you may share them before you publish the "
@@ -82,8 +88,7 @@ def _stored(kept: int, held: int) -> str:
 def _quality(last: StepResult) -> list[str]:
     if last.accuracy is None:
         return ["Unknown: no images were held out."]
-    total = counted(last.total_old + last.total_new, "held-out image")
-    text = f"**{last.accuracy:.1f} %** on {total} after the last step."
+    text = f"**{last.accuracy:.1f} %** on {evaluated_on(last)} after the last step."
     if last.accuracy_old is not None and last.accuracy_new is not None:
         text += (
             f" Old classes {last.accuracy_old:.1f} %, the newest {last.accuracy_new:.1f} %; "
@@ -96,7 +101,8 @@ def _quality(last: StepResult) -> list[str]:
 def _classes(classes: Sequence[Label], steps: Sequence[StepResult]) -> str:
     results = {result.name: result for result in steps[-1].per_class}
     learned = {name: step.step for step in steps for name in (*step.classes, *step.extended)}
-    rows = ["| class | correct on held-out images | learned in step |", "|---|---|---|"]
+    images = "images, left out one by one" if steps[-1].evaluated == "leave-one-out" else "held-out images"
+    rows = [f"| class | correct on {images} | learned in step |", "|---|---|---|"]
     for name in classes[:SHOWN]:
         result = results.get(name)
         correct = f"{result.correct} of {result.total}" if result and result.total else "not tested"
@@ -115,6 +121,14 @@ def _step(step: StepResult) -> str:
 
 
 # ---- text that tables share
+
+
+def evaluated_on(result: StepResult) -> str:
+    """Describe the images that a step was evaluated on."""
+    total = result.total_old + result.total_new
+    if result.evaluated == "leave-one-out":
+        return f"{counted(total, 'image')}, each left out in turn"
+    return counted(total, "held-out image")
 
 
 def describe_step(step: StepResult, most: int = 4) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from equipoise.app.arrays import decode_all, is_images, is_pixels, pixels_of, plain_label
-from equipoise.app.learn import photo_augment, size_for
+from equipoise.app.learn import default_recipe, photo_augment, size_for
 from equipoise.app.model import Model, describe_input, is_features
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.step_plan import prepare
@@ -23,16 +23,18 @@ from equipoise.core.config import with_settings
 from equipoise.core.seeding import preserve_rng
 from equipoise.data.augment import Augment
 from equipoise.data.decoding import short_side
-from equipoise.data.images import Images, TensorStore
+from equipoise.data.images import TensorStore
+from equipoise.engine.learner import Shape
 from equipoise.engine.progress import ProgressBar
 from equipoise.engine.recipes import resolve
 from equipoise.errors import UsageError
+from equipoise.learn.backbones.pretrained import PRETRAINED
 from equipoise.learn.runtime import Runtime
 
 
 @dataclass(eq=False, repr=False)  # scikit-learn compares and prints estimators in its own way
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A neural classifier that learns new classes over time; each ``partial_fit`` is one step.
+    """A classifier that learns new classes over time; each ``partial_fit`` is one step.
 
     X may be images (uint8, N × H × W × C; a torch tensor is N × C × H × W), a list of paths or of PIL images, or a 2-D
     array of features, such as another model's embeddings. Labels may be strings, numbers or booleans.
@@ -40,15 +42,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     Parameters
     ----------
     method
-        Learning method, as listed by `equipoise methods`.
+        Learning method, as listed by `equipoise methods`; "auto" is ridge on pretrained or given features, and wa for a
+        backbone that is trained from random weights.
     memory
-        Number of exemplars to keep.
+        Number of exemplars to keep, or "all"; "auto" keeps all features for methods that train nothing, and otherwise
+        2000 exemplars.
     seed
         Random seed.
     epochs
         Epochs per step; "auto" depends on the number of images.
     backbone
-        "resnet32", "resnet18", "small" or "timm:NAME"; "auto" is resnet32 for images and a small MLP for features.
+        "lite0", "lite1" or "lite2" (pretrained, frozen), "resnet32", "resnet18", "small" or "timm:NAME"; "auto" is
+        lite0 for images. Rows of features need none ("identity"), or a small network ("mlp").
     image_size
         Pixels per side of images from files; "auto" depends on the images.
     weights
@@ -70,8 +75,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         The result of each step (``equipoise.engine.results.StepResult``).
     """
 
-    method: str = "wa"
-    memory: int = 2000
+    method: str = "auto"
+    memory: int | Literal["all", "auto"] = "auto"
     seed: int = 0
     epochs: int | Literal["auto"] = "auto"
     backbone: str = "auto"
@@ -99,9 +104,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _learn(self, X: Any, y: Any, model: Model | None) -> Self:
         pixels, labels = self._check(X, y, model)
         model = self._new_model(pixels) if model is None else self._copy_of(model)
-        model.change_memory({"size": self.memory})
+        if self.memory != "auto":
+            model.change_memory({"size": self.memory})
         names, indices = np.unique(labels, return_inverse=True)
-        images = Images.of(pixels, torch.from_numpy(indices.reshape(-1)))
+        images = replace(model.new_images(pixels), labels=torch.from_numpy(indices.reshape(-1)))
         new_images = {plain_label(name): images.select(images.labels == index) for index, name in enumerate(names)}
         new = np.array(list(new_images))  # strings of an object array are strings
         classes = _sorted_union(np.array(model.classes) if model.classes else new, new)
@@ -132,13 +138,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _new_model(self, pixels: Tensor) -> Model:
         shape, features = TensorStore(pixels).shape, pixels.dtype != torch.uint8
         named = {
-            "memory.size": self.memory,
+            "memory.size": None if self.memory == "auto" else self.memory,
             "runtime.device": self.device,
             "net.backbone": None if self.backbone == "auto" else self.backbone,
             "net.weights": self.weights and str(self.weights),
         }
-        recipe, sections = "features" if features else "folder", with_settings(self.settings or {}, named)
-        settings = resolve("folder", self.method, recipe, self.seed, sections)
+        sections = with_settings(self.settings or {}, named)
+        recipe, method = default_recipe(sections.get("net", {}).get("backbone"))
+        if features:
+            recipe, method = "features", "ridge" if self.backbone in ("auto", "identity") else "wa"
+        settings = resolve("folder", method if self.method == "auto" else self.method, recipe, self.seed, sections)
+        if settings.net.backbone in PRETRAINED and "input_size" not in sections.get("net", {}):
+            settings = replace(settings, net=replace(settings.net, input_size=input_size(settings.net.backbone, shape)))
         augment = standardise(pixels) if features else photo_augment(shape, settings)
         return Model.create(settings, shape, augment)
 
@@ -170,7 +181,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             pixels = self._images(X, model)
         else:
             pixels = self._rows(validate_data(self, X, dtype=np.float32, reset=False), model)
-        probabilities = model.probabilities(Images.of(pixels)).double().numpy()
+        probabilities = model.probabilities(model.inputs(pixels)).double().numpy()
         order = [model.classes.index(plain_label(name)) for name in self.classes_]
         return np.asarray(probabilities[:, order] / probabilities.sum(1, keepdims=True))
 
@@ -185,7 +196,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             pixels = pixels_of(X)
         else:
             size = self.image_size if model is None else model.shape[1]
-            pixels = decode_all(X, size_for(self.backbone, short_side(X)) if size == "auto" else size)
+            backbone = "lite0" if self.backbone == "auto" else self.backbone
+            frozen = backbone in PRETRAINED if model is None else model.extractor is not None
+            pixels = decode_all(X, size_for(backbone, short_side(X)) if size == "auto" else size, frozen)
         if model is not None and tuple(pixels.shape[1:]) != model.shape:
             raise UsageError(
                 f"X has images of shape {tuple(pixels.shape[1:])}, but the model was fitted on {model.shape}"
@@ -221,6 +234,11 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             if known != model.steps[: len(known)]:
                 raise UsageError(f"{path} holds another model: choose another directory, or remove it")
             place.commit(model if memory else model.without_images())
+
+
+def input_size(backbone: str, shape: Shape) -> int:
+    """Choose the size for a pretrained network: its own, or less for tiny images, which do not gain from it."""
+    return max(32, min(PRETRAINED[backbone].size, min(shape[1:]) * 12 // 32 * 32))
 
 
 def standardise(rows: Tensor) -> Augment:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from equipoise.app.card import counted, describe_classes, describe_step, percent
+from equipoise.app.card import counted, describe_classes, describe_step, evaluated_on, percent
 from equipoise.app.learn import LearnListener
 from equipoise.app.model import Model
 from equipoise.app.photo_folder import Decoded, FolderScan, SkippedFile
@@ -98,11 +98,14 @@ def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
     settings = model.settings
     rehearsed = len(plan.images) - len(step.images)
     beside = f" and {counted(rehearsed, 'exemplar')} of {counted(step.old, 'old class')}" if step.old else ""
+    if model.keeps_all:
+        beside = f", with {counted(len(model.memory), 'image')} of {counted(step.old, 'old class')}" if step.old else ""
+    held = f", {plan.held:,} held out" if plan.held else ""
+    training = f", {counted(plan.epochs, 'epoch')}: about {duration(seconds)}" if plan.trains else ", solved at once"
     lines = [
         f"[bold]step {len(model.steps) + 1}[/]: {escape(describe_classes(plan.added, plan.extended, most=8))}",
-        f"  training on {counted(len(step.images), 'image')}{beside}, {plan.held:,} held out",
-        f"  {settings.method}, {settings.net.backbone}, {model.shape[1]} × {model.shape[2]} pixels, "
-        f"{counted(plan.epochs, 'epoch')}: about {duration(seconds)}",
+        f"  learning from {counted(len(step.images), 'image')}{beside}{held}",
+        f"  {settings.method}, {settings.net.backbone}, {model.shape[1]} × {model.shape[2]} pixels{training}",
     ]
     if epochs_done:
         lines.append(f"  continuing after {counted(epochs_done, 'epoch')} of an interrupted step")
@@ -113,8 +116,7 @@ def result_lines(result: StepResult) -> list[str]:
     """Describe the result of a step."""
     if result.accuracy is None:
         return ["[bold]done[/]; accuracy unknown, because no images were held out"]
-    total = counted(result.total_old + result.total_new, "held-out image")
-    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/] on {total}"]
+    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/] on {evaluated_on(result)}"]
     if result.total_old and result.total_new:
         if result.gamma is not None:
             lines[0] += f" ({percent(result.accuracy_uncorrected)} before the correction)"
@@ -126,6 +128,8 @@ def result_lines(result: StepResult) -> list[str]:
             f"old classes; {counted(as_old, 'new image')} predicted as old classes, {errors.e_n - as_old} as "
             "other new classes",
         ]
+    if result.advice:
+        lines.append(f"  advice: {escape(result.advice)}")
     if result.warning:
         lines.append(f"[yellow]warning[/]: {escape(result.warning)}")
         lines.append("  try more exemplars (--memory) or another --method; `equipoise undo` reverts the step")

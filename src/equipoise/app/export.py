@@ -24,13 +24,17 @@ class ExportModule(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.method, self.features = model.method, is_features(model.shape)
+        self.extractor = None if model.extractor is None else model.extractor.net
+        augment = model.augment if model.extractor is None else model.extractor.augment
         full = 1.0 if self.features else 255.0
-        self.mean = nn.Buffer(torch.tensor(model.augment.mean).view(1, -1, 1, 1) * full)
-        self.std = nn.Buffer(torch.tensor(model.augment.std).view(1, -1, 1, 1) * full)
+        self.mean = nn.Buffer(torch.tensor(augment.mean).view(1, -1, 1, 1) * full)
+        self.std = nn.Buffer(torch.tensor(augment.std).view(1, -1, 1, 1) * full)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images[:, :, None, None] if self.features else images.permute(0, 3, 1, 2).float()
-        return self.method.predict((x - self.mean) / self.std).softmax(1)
+        x = (x - self.mean) / self.std
+        logits = self.method.predict(x) if self.extractor is None else self.method.classify(self.extractor(x))
+        return logits.softmax(1)
 
 
 def export_onnx(model: Model, out: Path) -> str:

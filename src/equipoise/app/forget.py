@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from equipoise.app.model import Model
 from equipoise.app.model_dir import ModelDir
@@ -12,7 +13,7 @@ from equipoise.app.model_files import KINDS
 from equipoise.app.stored_images import stem
 from equipoise.core.directory import MAX_TENSOR_BYTES
 from equipoise.core.files import digest
-from equipoise.engine.evaluate import predict_all
+from equipoise.engine.evaluate import predict_all, predictions_from
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.step import evaluation, now
 from equipoise.errors import RunError, UsageError, unknown_name
@@ -28,6 +29,8 @@ class Forgotten:
     images: int
     scanned: int
     result: StepResult
+    remains: Literal["nothing", "head", "backbone"]
+    """What was trained with the removed classes and is still in use."""
 
 
 def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None) -> Forgotten:
@@ -43,8 +46,11 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         if len(gone) == len(model.classes):
             raise UsageError(f"these are all classes of {place.path}: delete the directory instead")
         files = [file for name in gone for file in place.image_files(name)]
-        contents = {stem(file): digest(place.directory.read_bytes(file)) for file in files}
+        contents = {stem(file): digest(place.directory.read_bytes(file, MAX_TENSOR_BYTES)) for file in files}
+        kept = model.images_by_class()
+        count = len(contents) if model.extractor is None else sum(len(part) for name in gone for part in kept[name])
         model.drop(gone)
+        model.refit()
         model.steps = [without_classes(step, gone) for step in model.steps]
         result = _evaluate(model, len(gone))
         model.steps.append(result)
@@ -53,7 +59,8 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         images = place.images_of(place.config())
         shared = {name for kind in KINDS for mine in images.of(kind) for name in mine}  # also in another class
         scanned = verify(place, gone, {name: data for name, data in contents.items() if name not in shared})
-    return Forgotten(gone, len(contents), scanned, result)
+    remains: Literal["nothing", "head", "backbone"] = "backbone" if model.extractor is None else "head"
+    return Forgotten(gone, count, scanned, result, "nothing" if model.keeps_all else remains)
 
 
 def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
@@ -67,7 +74,11 @@ def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
 
 
 def _evaluate(model: Model, count: int) -> StepResult:
-    predictions, classes = predict_all(model.over(model.holdout)), len(model.classes)
+    classes, kept = len(model.classes), model.memory.images()
+    if kept is not None and model.method.left_out is not None and not len(model.holdout):
+        predictions = predictions_from(model.method.left_out, kept.labels)
+    else:
+        predictions = predict_all(model.over(model.holdout))
     return StepResult(
         step=len(model.steps) + 1,
         kind="forget",

@@ -43,8 +43,8 @@ def _inspect(place: ModelDir, config: ModelConfig) -> dict[str, Any]:
         "per_class": [
             {
                 "name": name,
-                "exemplars": len(images.memory[c]),
-                "held_out": len(images.holdout[c]),
+                "exemplars": images.counts("memory")[c],
+                "held_out": images.counts("holdout")[c],
                 "correct": results[name].correct if name in results else None,
                 "total": results[name].total if name in results else None,
                 "norm": None if norms is None else round(norms[c].item(), 4),

@@ -11,7 +11,7 @@ from equipoise.app.model import Model
 from equipoise.app.model_dir import PENDING, ModelDir
 from equipoise.app.photo_folder import Decoded, FolderScan, read_images, scan_folder
 from equipoise.app.step_plan import StepPlan, already_known, prepare
-from equipoise.app.stored_images import identify
+from equipoise.app.stored_features import ids_of
 from equipoise.core.config import build, parse_value, with_settings
 from equipoise.core.files import digest
 from equipoise.data.augment import Augment
@@ -24,6 +24,7 @@ from equipoise.engine.recipes import resolve
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
+from equipoise.learn.backbones.pretrained import PRETRAINED, input_statistics
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.stage import TrainListener
 
@@ -37,10 +38,10 @@ class LearnOptions:
     weights: Path | None = None
     image_size: int | None = None
     recipe: str | None = None
-    memory: int | None = None
+    memory: int | str | None = None
     epochs: int | None = None
     seed: int | None = None
-    holdout: float = 0.1
+    holdout: float | None = None
     extend: bool = False
     strict: bool = False
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -133,8 +134,8 @@ def plan_step(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener
     known: dict[str, str] = {}
     for name, parts in model.images_by_class().items():
         for part in parts:
-            known |= {identify(pixels): str(name) for pixels in part.read()}
-    images = read_images(found, model.shape[1], listener.reading, known, wanted.strict)
+            known |= dict.fromkeys(ids_of(part), str(name))
+    images = read_images(found, model.shape[1], listener.reading, known, wanted.strict, model.extractor)
     model.settings.runtime.start()
     new = {labels[name]: mine for name, mine in images.items()}
     return prepare(model, new, wanted.holdout, wanted.extend, wanted.sections().get("train", {}))
@@ -179,7 +180,8 @@ def _reject_experiment_settings(wanted: LearnOptions, runtime: Runtime) -> None:
 def new_model(found: FolderScan, wanted: LearnOptions) -> Model:
     """Return a new model for the photos of a folder."""
     sections = wanted.sections()
-    settings = resolve("folder", wanted.method or "wa", wanted.recipe, wanted.seed or 0, sections)
+    recipe, method = default_recipe(sections.get("net", {}).get("backbone"))
+    settings = resolve("folder", wanted.method or method, wanted.recipe or recipe, wanted.seed or 0, sections)
     if "size" not in sections.get("data", {}):
         files = [file for files in found.classes.values() for file in files]
         size = size_for(settings.net.backbone, short_side(files))
@@ -192,14 +194,22 @@ def new_model(found: FolderScan, wanted: LearnOptions) -> Model:
 def photo_augment(shape: Shape, settings: Settings) -> Augment:
     """Return the augmentation of photos: shifted and flipped, normalised with ImageNet's statistics."""
     mean, std = (MEAN, STD) if shape[0] == 3 else ((0.5,), (0.25,))
-    augment = replace(Augment(mean, std, pad=max(shape[1] // 8, 1), flip=True), **settings.augment)
+    statistics = {"mean": mean, "std": std} | input_statistics(settings.net.backbone)
+    augment = replace(Augment(pad=max(shape[1] // 8, 1), flip=True), **statistics, **settings.augment)
     if augment.resized_crop:
         raise UsageError("augment.resized_crop is only for experiments: set it to false")
     return augment
 
 
+def default_recipe(backbone: str | None) -> tuple[str, str]:
+    """Return recipe and method of a new model: closed form on a pretrained backbone, or WA from random weights."""
+    return ("photos", "ridge") if backbone is None or backbone in PRETRAINED else ("folder", "wa")
+
+
 def size_for(backbone: str, short_side: int) -> int:
-    """Choose the image size: 224 pixels for large networks, else 32 for small images and 64 for others."""
+    """Choose the image size: the network's own, or 32 pixels for small images and 64 for others."""
+    if backbone in PRETRAINED:
+        return PRETRAINED[backbone].size
     if backbone == "resnet18" or backbone.startswith("timm:"):
         return 224
     return 32 if short_side < 48 else 64

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from equipoise.app.stored_images import identify
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images, TensorStore, join
+from equipoise.data.images import FeatureStore, Images, TensorStore, join
+from equipoise.data.stream import Step
 from equipoise.engine.learner import Learner, Shape
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
+from equipoise.learn.backbones import ROWS
+from equipoise.learn.closed_form import ClosedForm
+from equipoise.learn.extractor import BATCH
 from equipoise.learn.inference import InferencePass
 
 
@@ -30,14 +35,16 @@ class Model(Learner):
     classes: list[Label] = field(default_factory=list)
     steps: list[StepResult] = field(default_factory=list)
     """What happened, one result per step."""
+    blocks: dict[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the images in each stored block of features."""
 
     @staticmethod
     def create(settings: Settings, shape: Shape, augment: Augment) -> Model:
         """Return a model that knows nothing yet."""
-        if (settings.net.backbone == "mlp") != is_features(shape):
+        if (settings.net.backbone in ROWS) != is_features(shape):
             raise UsageError(
                 f"the backbone {settings.net.backbone} does not fit inputs of shape {shape}: "
-                "use mlp for rows of features, and any other for images"
+                f"use {' or '.join(ROWS)} for rows of features, and any other for images"
             )
         learner = Learner.create(settings, shape, augment)
         if learner.method.rehearsal == "all":
@@ -45,7 +52,30 @@ class Model(Learner):
                 f"{settings.method} trains on all images it has ever seen, but a model keeps only some: "
                 "choose another method, such as wa"
             )
-        return Model(**vars(learner), shape=shape, holdout=no_images(shape))
+        rows = shape if learner.extractor is None else learner.extractor.shape
+        return Model(**vars(learner), shape=shape, holdout=no_images(rows))
+
+    @property
+    def stored_shape(self) -> Shape:
+        """The shape of what the method learns and the model keeps: images, or rows of a frozen backbone's features."""
+        return self.shape if self.extractor is None else self.extractor.shape
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a method that trains nothing is solved from all images that were ever learned."""
+        return self.method.rehearsal == "kept" and self.memory.size == "all"
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether rows of features are stored, many per file."""
+        return is_features(self.stored_shape) and self.settings.net.backbone != "mlp"
+
+    def refit(self) -> None:
+        """Solve again for what a closed-form method predicts with, after classes were removed."""
+        kept = self.memory.images()
+        if isinstance(self.method, ClosedForm) and self.keeps_all and kept is not None:
+            fit = self.fit(Step(len(self.method.steps), 0, len(self.classes), kept), kept)
+            self.method.refit(fit, kept, len(self.classes))
 
     def copy(self) -> Self:
         """Return an independent copy."""
@@ -62,11 +92,29 @@ class Model(Learner):
 
     def without_images(self) -> Self:
         """Return the model without exemplars and held-out images: it predicts but learns no more."""
-        return replace(self, memory=self.settings.make_memory(), holdout=no_images(self.shape))
+        return replace(self, memory=self.settings.make_memory(), holdout=no_images(self.stored_shape))
 
     def over(self, images: Images) -> InferencePass:
         """Return a pass over images in evaluation mode."""
         return InferencePass(self.method, images, self.augment, self.settings.runtime)
+
+    def inputs(self, pixels: Tensor, least: int = 2) -> Images:
+        """Return uint8 images N × C × H × W (or rows of features) as the method takes them.
+
+        Other batches than full ones differ in the last bits, so learning passes ``least=BATCH``.
+        """
+        if self.extractor is None or not len(pixels):
+            return Images.of(pixels) if len(pixels) else no_images(self.stored_shape)
+        rows = torch.cat([self.extractor.rows(part, least) for part in pixels.split(BATCH)])
+        return Images.of(rows[:, :, None, None])
+
+    def new_images(self, pixels: Tensor) -> Images:
+        """Return images to learn, with their names where only features are kept."""
+        images = self.inputs(pixels, BATCH)
+        if self.in_blocks:
+            store = FeatureStore(images.read().flatten(1), ids=[identify(image) for image in pixels])
+            images = replace(images, store=store)
+        return images
 
     def probabilities(self, images: Images) -> Tensor:
         """Return the probability of each class: one row per image."""
@@ -93,7 +141,7 @@ class Model(Learner):
 
     def images_by_class(self) -> dict[Label, tuple[Images, Images]]:
         """Return the exemplars and held-out images of each class."""
-        none, held = no_images(self.shape), self.holdout
+        none, held = no_images(self.stored_shape), self.holdout
         return {
             name: (self.memory.exemplars.get(c, none), held.select(held.labels == c))
             for c, name in enumerate(self.classes)

@@ -2,7 +2,8 @@
 
 config.json          what the model is and which version is current; replacing this file commits a change
 versions/<name>/     one per step: config.json, steps.json (results), images.json (names of images), model.safetensors
-memory/<class>/      exemplars, one file each, named by their pixels
+backbone.safetensors the frozen backbone, if there is one; it never changes
+memory/<class>/      exemplars, one file each, named by their pixels; with a frozen backbone, blocks of features
 holdout/<class>/     images that are never trained on
 README.md            the model card
 .step/               the step that is being learned
@@ -21,32 +22,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from equipoise.app import card, model_files
+from equipoise.app.kept_images import load_images, store_images
 from equipoise.app.model import Model, no_images
 from equipoise.app.model_files import KINDS, VERSION, ModelConfig, ModelImages
-from equipoise.app.stored_images import IDENTITY, ending, fetch, folder_name, stem, store
+from equipoise.app.stored_images import IDENTITY, folder_name, stem
 from equipoise.core import tensors
 from equipoise.core.config import build
 from equipoise.core.directory import MAX_TENSOR_BYTES, TEMPORARY, Directory
 from equipoise.core.files import digest
 from equipoise.data.augment import Augment
-from equipoise.data.images import Images, TensorStore
 from equipoise.engine.checkpoint import OURS as CHECKPOINT_FILES
-from equipoise.engine.learner import make_method
+from equipoise.engine.learner import ROWS_AS_THEY_ARE, make_extractor, make_method
 from equipoise.engine.results import FORMAT, Label, StepResult
 from equipoise.engine.settings import Settings, upgrade
 from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.learn.extractor import Extractor
 from equipoise.learn.runtime import Runtime
 from equipoise.version import __version__
 
+BACKBONE = "backbone.safetensors"
 LINKED = ("steps.json", "images.json", "model.safetensors")
 PENDING = ".step"
 """Where the current step is checkpointed."""
 VERSION_FILES = re.compile(rf"config\.json|{'|'.join(map(re.escape, LINKED))}|{TEMPORARY.pattern}", re.DOTALL)
 OWNED: dict[str, Any] = {
-    **dict.fromkeys(("config.json", *LINKED, "README.md", ".lock"), "file"),
+    **dict.fromkeys(("config.json", *LINKED, BACKBONE, "README.md", ".lock"), "file"),
     **dict.fromkeys(("versions", *KINDS, PENDING), "dir"),
 }
 """What equipoise writes into a model directory."""
@@ -141,36 +142,38 @@ class ModelDir:
         try:
             settings = Settings.from_identity(config.settings, runtime)
             memory = settings.make_memory()
-            method = make_method(settings, config.shape, memory, pretrained=False)
-            method.load_state_dict(tensors.parse(data, name))
             augment = build(Augment, upgrade({"augment": config.augment})["augment"], "augment")
             augment.check(config.shape[0])
+            extractor = self._load_extractor(config, settings, augment) if settings.net.frozen else None
+            method = make_method(settings, extractor.shape if extractor else config.shape, memory, pretrained=False)
+            method.load_state_dict(tensors.parse(data, name))
             if sum(method.steps) != len(config.classes):
                 raise ValueError(f"its weights are for {sum(method.steps)} classes, but it lists {len(config.classes)}")
         except INVALID as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
             remedy = "install what it needs, or restore it from a copy"
             raise RunError(f"cannot load the model in {self.path} ({why}): {remedy}") from error
-        none, steps = no_images(config.shape), self.steps_of(config)
-        model = Model(settings, augment, method.eval(), memory, config.shape, none, list(config.classes), steps)
+        none = no_images(extractor.shape if extractor else config.shape)
+        model = Model(
+            settings,
+            ROWS_AS_THEY_ARE if extractor else augment,
+            method.eval(),
+            memory,
+            extractor,
+            config.shape,
+            none,
+            list(config.classes),
+            self.steps_of(config),
+        )
         if images:
-            self._load_images(model, self.images_of(config))
+            load_images(self.directory, model, self.images_of(config))
         return model
 
-    def _load_images(self, model: Model, names: ModelImages) -> None:
-        """Read all images into one tensor; memory and hold-out are views of it."""
-        found = [(kind, c, n) for kind in KINDS for c, mine in enumerate(names.of(kind)) for n in mine]
-        if not found:
-            return
-        suffix = ending(model.shape, model.holdout.store.dtype)
-        files = [f"{kind}/{folder_name(model.classes[c])}/{name}{suffix}" for kind, c, name in found]
-        pixels = TensorStore(torch.stack(fetch(self.directory, files, model.shape)))
-        labels = torch.tensor([c for _, c, _ in found])
-        exemplar = torch.tensor([kind == "memory" for kind, _, _ in found])
-        everything = Images(pixels, torch.arange(len(labels)), labels)
-        model.holdout = everything.select(~exemplar)
-        for label in labels[exemplar].unique().tolist():
-            model.memory.exemplars[label] = everything.select(exemplar & (labels == label))
+    def _load_extractor(self, config: ModelConfig, settings: Settings, augment: Augment) -> Extractor:
+        data = self.directory.read_bytes(BACKBONE, MAX_TENSOR_BYTES)
+        if digest(data).hex() != config.extractor:
+            raise RunError(f"{BACKBONE} is damaged or belongs to another model")
+        return make_extractor(settings, config.shape, augment, tensors.parse(data, BACKBONE))
 
     def images_of(self, config: ModelConfig) -> ModelImages:
         """Return the names of a version's images."""
@@ -199,11 +202,7 @@ class ModelDir:
     def commit(self, model: Model, fresh: bool = False) -> None:
         """Make ``model`` the current version; ``fresh`` removes all earlier ones."""
         current = self.config() if self.exists else None
-        kept = model.images_by_class()
-        images = ModelImages(
-            memory=[self._store("memory", name, exemplars) for name, (exemplars, _) in kept.items()],
-            holdout=[self._store("holdout", name, held) for name, (_, held) in kept.items()],
-        )
+        images = store_images(self.directory, model)
         data = tensors.serialize(model.method.state_dict(), {"format": "pt"})
         weights = digest(data).hex()
         name = f"{len(model.steps):04d}-{weights[:8]}"
@@ -217,8 +216,9 @@ class ModelDir:
             weights=weights,
             shape=model.shape,
             classes=model.classes,
-            augment=asdict(model.augment),
+            augment=asdict(model.extractor.augment if model.extractor else model.augment),
             settings=model.settings.identity(),
+            extractor=self._store_extractor(model.extractor) if model.extractor else None,
             equipoise=__version__,
         )
         folder = self.directory.sub(f"versions/{name}")
@@ -230,8 +230,11 @@ class ModelDir:
         self.directory.write_json("config.json", asdict(config))  # from here on it is the current version
         self._tidy()
 
-    def _store(self, kind: str, name: Label, images: Images) -> list[str]:
-        return store(self.directory, f"{kind}/{folder_name(name)}", images.read() if len(images) else ())
+    def _store_extractor(self, extractor: Extractor) -> str:
+        data = tensors.serialize(extractor.weights, {"format": "pt"})
+        if not self.directory.is_file(BACKBONE) or self.directory.size(BACKBONE) != len(data):
+            self.directory.write_bytes(BACKBONE, data, MAX_TENSOR_BYTES)
+        return digest(data).hex()
 
     def undo(self) -> StepResult | None:
         """Go back to the version before; return the result of the undone step, None if it cannot be read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -35,6 +35,8 @@ class ModelConfig:
     classes: list[Label]
     augment: dict[str, Any]
     settings: dict[str, Any]
+    extractor: str | None = None
+    """Hash of backbone.safetensors, if the model has a frozen backbone."""
     library: str = "equipoise"
     equipoise: str = ""
 
@@ -50,16 +52,22 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ModelImages:
-    """The content of images.json: names of the exemplars and held-out images, by class."""
+    """The content of images.json: names of the exemplars and held-out images, or of blocks of features, by class."""
 
     memory: list[list[str]]
     holdout: list[list[str]]
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Number of images in each block of features."""
 
     def of(self, kind: str) -> list[list[str]]:
         return self.memory if kind == "memory" else self.holdout
 
+    def counts(self, kind: str) -> list[int]:
+        """Return the number of images of each class."""
+        return [sum(self.sizes.get(name, 1) for name in names) for names in self.of(kind)]
+
     def count(self, kind: str) -> int:
-        return sum(map(len, self.of(kind)))
+        return sum(self.counts(kind))
 
 
 def read_config(directory: Directory, name: str) -> ModelConfig:
@@ -91,6 +99,8 @@ def read_images(directory: Directory, name: str, classes: int) -> ModelImages:
                 raise ValueError(f"{kind} does not list {classes} classes")
             if not all(IDENTITY.fullmatch(image) for names in images.of(kind) for image in names):
                 raise ValueError(f"{kind} lists a name that is not an image")
+        if not all(0 < size < 2**40 for size in images.sizes.values()):
+            raise ValueError("a block of features has an impossible size")
     except (msgspec.ValidationError, ValueError) as error:
         raise RunError(f"{directory.path / name} is damaged ({error}): {directory.remedy}") from error
     return images

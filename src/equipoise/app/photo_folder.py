@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equipoise.app.stored_images import identify
 from equipoise.data.decoding import decode
-from equipoise.data.images import FileStore, Images, TensorStore
+from equipoise.data.images import FeatureStore, FileStore, Images, Store, TensorStore
 from equipoise.data.index import ENDINGS, is_dir, is_image_name
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.errors import DataError
+from equipoise.learn.extractor import BATCH, Extractor
 
 IN_MEMORY = 2**30
 """Bytes of pixels to keep in memory; larger folders are decoded again whenever a batch needs them."""
@@ -133,6 +136,7 @@ def read_images(
     progress: Progress = lambda images, total: images,
     known: Mapping[str, str] | None = None,
     strict: bool = False,
+    extractor: Extractor | None = None,
 ) -> dict[str, Images]:
     """Decode the images of each class; files that cannot be used are added to ``found.skipped``.
 
@@ -150,23 +154,29 @@ def read_images(
         Images that the model already has, by the hash of their pixels, with their class.
     strict
         Raise an error if a file is skipped.
+    extractor
+        Return rows of its features instead of images.
     """
     files = [(name, file) for name, mine in found.classes.items() for file in mine]
-    keep = len(files) * 3 * size * size <= IN_MEMORY
-    # rows of unreadable files stay zero: an interrupted step is recognised by all pixels
-    pixels = torch.zeros((len(files) if keep else 0, 3, size, size), dtype=torch.uint8)
     ids: dict[int, str] = {}
-    decoded = progress(map_ahead(lambda named: _decode(named[1], size), files, 256, decoder_pool()), len(files))
-    for row, ((_, file), answer) in enumerate(zip(files, decoded, strict=True)):
-        if isinstance(answer, DataError):
-            found.skip(file, str(answer.__cause__ or answer))
-        else:
-            image = torch.from_numpy(answer).permute(2, 0, 1)
-            ids[row] = identify(image)
-            if keep:
-                pixels[row] = image
+
+    def images() -> Iterator[tuple[int, Tensor]]:
+        bicubic = extractor is not None
+        ahead = map_ahead(lambda named: _decode(named[1], size, bicubic), files, 256, decoder_pool())
+        for row, ((_, file), answer) in enumerate(zip(files, progress(ahead, len(files)), strict=True)):
+            if isinstance(answer, DataError):
+                found.skip(file, str(answer.__cause__ or answer))
+            else:
+                image = torch.from_numpy(answer).permute(2, 0, 1)
+                ids[row] = identify(image)
+                yield row, image
+
+    if extractor is None:
+        store = _store_pixels(images(), files, size)
+    else:
+        store = _store_features(images(), len(files), extractor)
+        store.ids = [ids.get(row, "") for row in range(len(files))]
     rows = _without_duplicates(found, files, ids, known or {})
-    store = TensorStore(pixels) if keep else FileStore([file for _, file in files], size)
     for name in [name for name in found.classes if name not in rows]:
         found.skip(found.root / name, "none of its images can be used")
     if found.skipped and (strict or not rows):
@@ -180,11 +190,30 @@ def read_images(
     }
 
 
-def _decode(file: str, size: int) -> Decoded:
+def _decode(file: str, size: int, bicubic: bool) -> Decoded:
     try:
-        return decode(file, size)
+        return decode(file, size, bicubic=bicubic)
     except DataError as error:
         return error
+
+
+def _store_pixels(images: Iterator[tuple[int, Tensor]], files: Sequence[tuple[str, str]], size: int) -> Store:
+    """Keep all pixels in memory, or read them again whenever a batch needs them."""
+    keep = len(files) * 3 * size * size <= IN_MEMORY
+    # rows of unreadable files stay zero: an interrupted step is recognised by all pixels
+    pixels = torch.zeros((len(files) if keep else 0, 3, size, size), dtype=torch.uint8)
+    for row, image in images:
+        if keep:
+            pixels[row] = image
+    return TensorStore(pixels) if keep else FileStore([file for _, file in files], size)
+
+
+def _store_features(images: Iterator[tuple[int, Tensor]], count: int, extractor: Extractor) -> FeatureStore:
+    """Pass every image through the network once; pixels are not kept."""
+    features = torch.zeros(count, extractor.width)
+    while batch := list(islice(images, BATCH)):
+        features[[row for row, _ in batch]] = extractor.rows(torch.stack([image for _, image in batch]))
+    return FeatureStore(features)
 
 
 def _without_duplicates(

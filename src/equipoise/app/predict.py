@@ -16,7 +16,6 @@ import torch
 from equipoise.app.model import Model
 from equipoise.app.photo_folder import printable
 from equipoise.data.decoding import decode
-from equipoise.data.images import Images
 from equipoise.data.index import ENDINGS, is_image_name
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
@@ -91,20 +90,22 @@ def predict(model: Model, sources: Iterable[Source], top: int = 1, batch: int = 
     if top < 1:
         raise UsageError(f"--top must be at least 1, got {top}")
 
-    size = model.shape[1]
-    decoded = map_ahead(lambda source: (source[0], _decode(source[1], size)), sources, 2 * batch, decoder_pool())
+    def read(source: Source) -> tuple[str, np.ndarray | str]:
+        return source[0], _decode(source[1], model.shape[1], model.extractor is not None)
+
+    decoded = map_ahead(read, sources, 2 * batch, decoder_pool())
     while images := list(islice(decoded, batch)):
         yield from _predict_batch(model, images, top)
 
 
-def _decode(content: str | bytes, size: int) -> np.ndarray | str:
+def _decode(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
     """Return the image, or what is wrong with it."""
     try:
         if isinstance(content, bytes):
-            return decode(io.BytesIO(content), size)
+            return decode(io.BytesIO(content), size, bicubic=bicubic)
         if os.path.exists(content) and not os.path.isfile(content):  # noqa: PTH110, PTH113 - a pipe would block
             return "it is not a regular file"
-        return decode(content, size)
+        return decode(content, size, bicubic=bicubic)
     except DataError as error:
         cause = error.__cause__
         return (cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)) or "cannot read it"
@@ -114,7 +115,7 @@ def _predict_batch(model: Model, batch: Sequence[tuple[str, np.ndarray | str]], 
     images = [image for _, image in batch if not isinstance(image, str)]
     rows: Iterator[tuple[list[int], list[float]]] = iter(())
     if images:
-        found = Images.of(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
+        found = model.inputs(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
         best = model.probabilities(found).topk(min(top, len(model.classes)), dim=1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     for name, image in batch:

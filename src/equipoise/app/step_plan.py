@@ -70,8 +70,13 @@ class StepPlan:
         return self.model.workload(self.step, self.images)
 
     @property
+    def trains(self) -> bool:
+        """Whether anything is trained; methods that are solved in closed form need no epochs."""
+        return self.model.method.rehearsal != "kept"
+
+    @property
     def epochs(self) -> int:
-        return self.model.settings.train.for_step(self.step.index).epochs
+        return self.model.settings.train.for_step(self.step.index).epochs if self.trains else 0
 
     @property
     def added(self) -> list[Label]:
@@ -87,14 +92,25 @@ class StepPlan:
         """Learn the step and add its result to the model."""
         model = self.model
         learned = model.learn(self.step, self.images, model.holdout, model.classes, listener, store).result
-        number, warning = len(model.steps) + 1, unfairness(learned)
-        result = replace(learned, step=number, held_out=self.held, warning=warning)
+        result = replace(learned, step=len(model.steps) + 1, held_out=self.held)
+        result = replace(result, warning=unfairness(learned), advice=advice(learned, model))
         result = replace(result, classes=self.added, extended=self.extended)
         model.steps.append(result)
         return result
 
 
-def prepare(model: Model, new: NewImages, holdout: float, extend: bool, train: Mapping[str, Any]) -> StepPlan:
+def advice(result: StepResult, model: Model) -> str | None:
+    """Suggest training the network where its features do not separate the classes, and there are images for it."""
+    enough = result.seen > 1 and len(model.memory) >= 20 * result.seen
+    if result.evaluated != "leave-one-out" or not enough or result.accuracy is None or result.accuracy >= 70:
+        return None
+    return (
+        f"the features of {model.settings.net.backbone} do not separate these classes well; with so many images, a new "
+        "model with --method wa, which trains the network too, may do better (it takes minutes)"
+    )
+
+
+def prepare(model: Model, new: NewImages, holdout: float | None, extend: bool, train: Mapping[str, Any]) -> StepPlan:
     """Prepare to learn new images. Changes ``model``: pass a copy.
 
     A known class that gets more images is learned again from its exemplars and the new images. So the method treats it
@@ -107,13 +123,15 @@ def prepare(model: Model, new: NewImages, holdout: float, extend: bool, train: M
     new
         Images of each class.
     holdout
-        Fraction of each class to hold out for evaluation.
+        Fraction of each class to hold out for evaluation (None: a tenth, or none where leave-one-out is possible).
     extend
         Allow images of known classes.
     train
         Training settings. Epochs and batch size default to values for the number of images, all others to those of the
         step before or the recipe.
     """
+    if holdout is None:
+        holdout = 0.0 if model.keeps_all and model.method.leaves_one_out else 0.1
     trained, held = split_holdout(new, holdout, model.settings.seed)
     extended = [name for name in model.classes if name in new]
     if extended and not extend:
@@ -133,10 +151,10 @@ def prepare(model: Model, new: NewImages, holdout: float, extend: bool, train: M
     old = len(model.classes)
     names = [*(name for name in trained if name not in extended), *extended]
     model.classes += names
-    images = collect({name: trained[name] for name in names}, model.shape, old)
+    images = collect({name: trained[name] for name in names}, model.stored_shape, old)
     step = Step(len(model.method.steps) + 1, old, len(names), images)
-    model.holdout = join([model.holdout, collect({name: held[name] for name in names}, model.shape, old)])
-    if model.method.rehearsal == "memory":
+    model.holdout = join([model.holdout, collect({name: held[name] for name in names}, model.stored_shape, old)])
+    if model.method.rehearsal == "memory" or model.keeps_all:
         model.memory.check(len(model.classes))
         missing = [name for index, name in enumerate(model.classes[:old]) if index not in model.memory.exemplars]
         if missing and model.memory.size:
@@ -145,7 +163,7 @@ def prepare(model: Model, new: NewImages, holdout: float, extend: bool, train: M
                 "not with a copy made with --no-memory"
             )
     images = model.training_images(step)
-    budget = auto_budget(len(images), is_features(model.shape)) | dict(train)
+    budget = auto_budget(len(images), is_features(model.stored_shape)) | dict(train)
     schedule = build(Schedule, asdict(model.settings.train) | budget, "train")
     model.settings = replace(model.settings, train=schedule)
     return StepPlan(model, step, images, held_now, extended)
@@ -163,7 +181,7 @@ def drop_for_relearning(model: Model, extended: list[Label]) -> None:
     if len(extended) < len(model.classes):
         model.drop(extended)
         return
-    fresh = make_method(model.settings, model.shape, model.memory, pretrained=False)
+    fresh = make_method(model.settings, model.stored_shape, model.memory, pretrained=False)
     if hasattr(model.method, "backbone"):
         fresh.backbone.load_state_dict(model.method.backbone.state_dict())
     model.method, model.classes = fresh, []

@@ -28,9 +28,9 @@ def learn(
     folder: Path,
     *,
     extend: Flag = False,
-    holdout: float = 0.1,
+    holdout: float | None = None,
     method: str | None = None,
-    memory: int | None = None,
+    memory: str | None = None,
     epochs: str = "auto",
     backbone: str | None = None,
     weights: Path | None = None,
@@ -54,15 +54,18 @@ def learn(
     extend
         Accept images of classes that the model already knows; these classes are learned again.
     holdout
-        Fraction of each class's images to hold out for evaluation.
+        Fraction of each class's images to hold out for evaluation (default: 0.1, or 0 for ridge, which leaves out
+        each image in turn).
     method
-        Learning method, fixed when the model is created (default: wa); see `equipoise methods`.
+        Learning method, fixed when the model is created (default: ridge, which trains nothing); see
+        `equipoise methods`.
     memory
-        Number of exemplars to keep (default: 2000).
+        Number of exemplars to keep, or all (default: all features for methods that train nothing, else 2000).
     epochs
         Number of epochs; auto chooses it from the number of images.
     backbone
-        resnet32, resnet18 or timm:NAME, fixed when the model is created (default: resnet32).
+        lite0, lite1 or lite2 with ImageNet weights, or from random weights resnet32, resnet18 or timm:NAME; fixed when
+        the model is created (default: lite0).
     weights
         Safetensors file with pretrained weights of the backbone; only when the model is created.
     image_size
@@ -93,7 +96,7 @@ def learn(
         weights=weights,
         image_size=_auto(image_size, "image-size"),
         recipe=recipe,
-        memory=memory,
+        memory=memory and (memory if memory == "all" else _auto(memory, "memory")),
         epochs=_auto(epochs, "epochs"),
         seed=seed,
         holdout=holdout,
@@ -218,7 +221,7 @@ def history(model: ModelPath, *, json: Flag = False) -> None:
     console = make_console()
     console.print(history_table(steps))
     console.print(
-        "then, now: accuracy of the step's classes on held-out images after the step and now; "
+        "then, now: accuracy of the step's classes after the step and now, on held-out images or by leave-one-out; "
         "all: accuracy of all classes after the step; γ: factor of the correction",
         style="dim",
         soft_wrap=True,
@@ -247,6 +250,14 @@ def undo(model: ModelPath, *, json: Flag = False) -> None:
         print(f"undid {what}; the model knows {counted(len(place.config().classes), 'class')}")
 
 
+REMAINS = {
+    "nothing": "the model now predicts as if it had never seen them",
+    "head": "the head was trained with them; if that is a concern, train a new model without them",
+    "backbone": "the backbone's weights were trained with them; if that is a concern, train a new model without them",
+}
+"""What is left of forgotten classes, in words."""
+
+
 @command(MODELS)
 def forget(model: ModelPath, classes: Annotated[list[str], Repeated], /, *, json: Flag = False) -> None:
     """Remove classes for good: exemplars, held-out images, head weights, names, and all earlier versions.
@@ -267,7 +278,7 @@ def forget(model: ModelPath, classes: Annotated[list[str], Repeated], /, *, json
         return
     print(f"forgot {', '.join(map(str, gone.classes))}; {counted(gone.images, 'image')} removed")
     print(f"searched all {gone.scanned:,} files of {model}: nothing of them is left, and no step can be undone")
-    print("the backbone's weights were trained with them; if that is a concern, train a new model without them")
+    print(REMAINS[gone.remains])
 
 
 @command(MODELS)

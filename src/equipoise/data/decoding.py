@@ -37,7 +37,11 @@ def check_size(size: int) -> None:
 
 
 def decode(
-    source: str | BinaryIO | Image.Image, size: int, draw: Sequence[float] | None = None, margin: float = 1.0
+    source: str | BinaryIO | Image.Image,
+    size: int,
+    draw: Sequence[float] | None = None,
+    margin: float = 1.0,
+    bicubic: bool = False,
 ) -> np.ndarray:
     """Return an image as size × size × 3 uint8.
 
@@ -51,22 +55,32 @@ def decode(
         Four uniform numbers for a random resized crop; None crops the centre.
     margin
         Divide the edge of the largest centred square by this (ImageNet: 256/224).
+    bicubic
+        Crop the centre at whole pixels and resize it with a bicubic filter, as for pretrained networks.
     """
     try:
         if isinstance(source, Image.Image):
             source.load()  # draft mode would shrink the caller's own image
-            return np.array(to_square(source, size, draw, margin))
+            return np.array(to_square(source, size, draw, margin, bicubic))
         with Image.open(source) as file:
-            return np.array(to_square(file, size, draw, margin))  # a copy: torch needs writable arrays
+            return np.array(to_square(file, size, draw, margin, bicubic))  # a copy: torch needs writable arrays
     except DECODE_ERRORS as error:
         name = source if isinstance(source, str) else "the image"
         raise DataError(f"cannot read {name} as an image ({error}): fix or remove it") from error
 
 
-def to_square(picture: Image.Image, size: int, draw: Sequence[float] | None = None, margin: float = 1.0) -> Image.Image:
+def to_square(
+    picture: Image.Image,
+    size: int,
+    draw: Sequence[float] | None = None,
+    margin: float = 1.0,
+    bicubic: bool = False,
+) -> Image.Image:
     """Return an image of any mode as upright size × size RGB, with transparent parts made white."""
     if picture.format == "TIFF":
         picture.load()  # turns it upright and removes the orientation
+    if bicubic:
+        return _upright(_centre_bicubic(picture, size), picture)
     box = _centre_box(picture.size, margin) if draw is None else _random_box(picture.size, draw)
     # JPEG decodes at a half, quarter or eighth if the crop stays at least as large as needed
     scale = min(box[2] - box[0], box[3] - box[1]) / size
@@ -77,7 +91,22 @@ def to_square(picture: Image.Image, size: int, draw: Sequence[float] | None = No
         box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     # rounding may move an edge out of the image by the last bit, which Pillow rejects
     box = max(box[0], 0), max(box[1], 0), min(box[2], picture.size[0]), min(box[3], picture.size[1])
-    small = _to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, box)
+    return _upright(_to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, box), picture)
+
+
+def _centre_bicubic(picture: Image.Image, size: int) -> Image.Image:
+    """Return the centred square, cropped at whole pixels; a large JPEG is decoded at a fraction of its size."""
+    if picture.format == "JPEG":
+        picture.draft("RGB", (2 * size, 2 * size))
+    edge = min(picture.size)
+    left, top = (picture.size[0] - edge) // 2, (picture.size[1] - edge) // 2
+    square = picture.crop((left, top, left + edge, top + edge))
+    square.info = picture.info  # transparency
+    return _to_rgb(square).resize((size, size), Image.Resampling.BICUBIC)
+
+
+def _upright(small: Image.Image, picture: Image.Image) -> Image.Image:
+    """Turn ``small`` as the orientation of ``picture`` says."""
     small.info.clear()  # of all metadata, only the orientation matters
     small.getexif()[ExifTags.Base.Orientation] = picture.getexif().get(ExifTags.Base.Orientation, 1)
     ImageOps.exif_transpose(small, in_place=True)

@@ -68,6 +68,24 @@ class TensorStore:
         return self.pixels[rows]
 
 
+class FeatureStore(TensorStore):
+    """Rows of features in place of images.
+
+    Parameters
+    ----------
+    features
+        One row per image.
+    source
+        The images that they were computed from, in the same order, where somebody may want to see them.
+    ids
+        Names of the images, in the same order, where they are known.
+    """
+
+    def __init__(self, features: Tensor, source: Images | None = None, ids: Sequence[str] = ()) -> None:
+        super().__init__(features[:, :, None, None])
+        self.source, self.ids = source, ids
+
+
 class FileStore:
     """Image files, decoded to RGB of one size when read."""
 
@@ -156,6 +174,12 @@ class Images:
     def read(self, where: Tensor | slice = slice(None), crops: Tensor | None = None) -> Tensor:
         """Return the pixels of the images at the given positions (default: all) as uint8, N × C × H × W."""
         return self.store.read(self.rows[where], crops)
+
+
+def pictures(images: Images) -> Images:
+    """Return the images behind rows of features; other images are returned as they are."""
+    store = images.store
+    return store.source.select(images.rows) if isinstance(store, FeatureStore) and store.source else images
 
 
 def read_ahead(images: Images, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -24,8 +25,8 @@ FEATURES_AT_ONCE = 16_384
 class Memory:
     """Exemplars per class, in the order in which they were selected."""
 
-    size: int = 2000
-    """Number of exemplars: in total or per class."""
+    size: int | Literal["all"] = 2000
+    """Number of exemplars: in total or per class; "all" keeps every image."""
     per: Literal["total", "class"] = "total"
     """What size counts. With total, the quota of a class shrinks as classes arrive."""
     selection: Literal["herding", "random"] = "herding"
@@ -33,12 +34,12 @@ class Memory:
     exemplars: dict[int, Images] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.size < 0:
+        if self.size != "all" and self.size < 0:
             raise UsageError(f"memory.size must not be negative, got {self.size}")
 
     def check(self, classes: int) -> None:
         """Raise an error if the memory cannot hold one image per class."""
-        if self.per == "total" and 0 < self.size < classes:
+        if self.size != "all" and self.per == "total" and 0 < self.size < classes:
             raise UsageError(
                 f"a memory of {self.size} exemplars is too small for {classes} classes: "
                 f"use at least {classes}, or 0 for no memory"
@@ -46,6 +47,8 @@ class Memory:
 
     def quota(self, seen: int) -> int:
         """Return the number of exemplars per class after ``seen`` classes."""
+        if self.size == "all":
+            return sys.maxsize
         return self.size if self.per == "class" else self.size // max(seen, 1)
 
     def update(self, images: Images, seen: int, features: Callable[[Images], Tensor], key: Key) -> None:
@@ -60,7 +63,9 @@ class Memory:
         selected: dict[int, Images] = {}
         for part, sizes in _class_groups(images):
             classes = part.labels.split(sizes)
-            if self.selection == "herding":
+            if self.size == "all":
+                orders = [torch.arange(size) for size in sizes]
+            elif self.selection == "herding":
                 rows = features(part).split(sizes)
                 orders = distributed.broadcast(lambda: [herd(F.normalize(mine, dim=1), quota) for mine in rows])  # noqa: B023
             else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from equipoise.core.seeding import preserve_rng, seed_everything
 from equipoise.data.augment import Augment
@@ -13,12 +15,16 @@ from equipoise.data.stream import Step
 from equipoise.engine.results import Label
 from equipoise.engine.settings import Settings
 from equipoise.engine.step import StepOutcome, measure_throughput, train_and_evaluate
+from equipoise.learn.backbones import Architecture
+from equipoise.learn.extractor import Extractor
 from equipoise.learn.fit import Fit
 from equipoise.learn.loop import epoch_rows
 from equipoise.learn.method import Method
 from equipoise.learn.stage import StageStore, TrainListener
 from equipoise.methods import registry
 
+ROWS_AS_THEY_ARE = Augment(mean=(0.0,), std=(1.0,))
+"""What a learner with a frozen backbone does to rows of features."""
 Shape = tuple[int, int, int]
 """Channels, height and width of images."""
 
@@ -31,17 +37,22 @@ class Learner:
     augment: Augment
     method: Method
     memory: Memory
+    extractor: Extractor | None
+    """The frozen backbone, if there is one: the method learns rows of its features."""
 
     @staticmethod
     def create(settings: Settings, shape: Shape, augment: Augment) -> Learner:
         """Return a learner that knows nothing yet; settings that cannot work raise an error here."""
         augment.check(shape[0])
         memory = settings.make_memory()
-        return Learner(settings, augment, make_method(settings, shape, memory), memory)
+        extractor = make_extractor(settings, shape, augment) if settings.net.frozen else None
+        if extractor is not None:
+            shape, augment = extractor.shape, ROWS_AS_THEY_ARE
+        return Learner(settings, augment, make_method(settings, shape, memory), memory, extractor)
 
     def training_images(self, step: Step, everything: Images | None = None) -> Images:
         """Return what a step is trained on: its own images and rehearsal; joint training needs ``everything`` old."""
-        old = {"memory": self.memory.images(), "all": everything, "none": None}[self.method.rehearsal]
+        old = {"memory": self.memory.images(), "all": everything}.get(self.method.rehearsal)
         return step.images if old is None else join([step.images, old])
 
     def fit(
@@ -73,11 +84,25 @@ class Learner:
         return measure_throughput(self.fit(step, images), images)
 
 
+def make_extractor(
+    settings: Settings, shape: Shape, augment: Augment, weights: Mapping[str, Tensor] | None = None
+) -> Extractor:
+    """Return the frozen backbone of a learner; ``weights`` are those of a saved one."""
+    with preserve_rng():
+        seed_everything(settings.seed, "build")
+        net = settings.architecture(shape, pretrained=weights is None)()
+    if weights is not None:
+        net.load_state_dict(weights)
+    return Extractor(net, augment, settings.runtime)
+
+
 def make_method(settings: Settings, shape: Shape, memory: Memory, pretrained: bool = True) -> Method:
     """Return a new method with its networks; without ``pretrained`` a saved state is about to be loaded."""
     method = registry.make(settings.method, settings.fields)
     method.check(memory)
     architecture = settings.architecture(shape, pretrained)
+    if settings.net.frozen:
+        architecture = Architecture("identity", shape)
     smallest = min(settings.train.sizes)
     with preserve_rng():
         if smallest < 1:  # if the images would be too small, fail now, not in mid-training

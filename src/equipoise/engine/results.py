@@ -74,6 +74,8 @@ class StepResult:
     new: int
     """Number of classes that were learned in the step."""
 
+    evaluated: Literal["images", "leave-one-out"] = "images"
+    """How: on images that were not trained on, or on all images, each predicted by the solution without it."""
     accuracy: float | None = None
     """Top-1 accuracy on all classes seen; None without evaluation images."""
     accuracy_top5: float | None = None
@@ -130,6 +132,8 @@ class StepResult:
     """When the step was finished (ISO 8601, UTC)."""
     equipoise: str = ""
     """Version of equipoise."""
+    advice: str | None = None
+    """What would improve the model most (models)."""
     warning: str | None = None
     """A sentence if the model favours old or new classes."""
 

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from equipoise.core.config import build, convert, init_values
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError
-from equipoise.learn.backbones import Architecture
+from equipoise.learn.backbones import PRETRAINED_WEIGHTS, Architecture
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.methods import registry
@@ -39,13 +39,14 @@ class NetSettings:
     """Which network."""
 
     backbone: str = "resnet32"
-    """resnet32, resnet18, fast, fast-wide, small, tiny, mlp (for rows of features) or timm:NAME."""
+    """lite0, lite1, lite2 (with ImageNet weights), resnet32, resnet18, fast, fast-wide, small, tiny or timm:NAME; mlp
+    or identity for rows of features."""
     flip_tta: bool = False
     """Average over an image and its horizontal flip in evaluation."""
     weights: str | None = None
-    """A safetensors file with pretrained weights (none: random initialisation)."""
+    """pretrained (installed ImageNet weights), or a safetensors file (none: random initialisation)."""
     frozen: bool = False
-    """Never train the backbone."""
+    """Never train the backbone: every image becomes a row of features, once, and methods work on these rows."""
     input_size: int | None = None
     """Resize images to this side inside the network (none: the data's own size)."""
 
@@ -81,8 +82,8 @@ class Settings:
         """Return the network for images of the given shape; ``pretrained`` loads net.weights, if there are any."""
         options = dataclasses.asdict(self.net)
         name, weights = options.pop("backbone"), options.pop("weights")
-        file = Path(weights) if weights is not None and pretrained else None
-        return Architecture(name, shape, bf16=self.runtime.precision == "bf16", weights=file, **options)
+        bf16 = self.runtime.precision == "bf16"
+        return Architecture(name, shape, bf16=bf16, weights=weights if pretrained else None, **options)
 
     def identity(self) -> dict[str, Any]:
         """Return plain values without those that only say where to compute: equal identities mean equal runs."""
@@ -126,7 +127,7 @@ class Settings:
 def weights_identity(weights: str) -> str:
     """Return the name and hash of a file of weights, so that a run does not depend on where the file is."""
     file = Path(weights)
-    if not file.is_file():
+    if weights == PRETRAINED_WEIGHTS or not file.is_file():
         return weights  # an identity already, or a file that will be reported when it is loaded
     state = file.stat()
     return f"{file.name} ({_hash(file, state.st_mtime_ns, state.st_size)})"

@@ -17,7 +17,7 @@ from equipoise.core import distributed
 from equipoise.core.seeding import seed_everything
 from equipoise.data.images import Images
 from equipoise.engine import metrics
-from equipoise.engine.evaluate import Predictions, predict_all
+from equipoise.engine.evaluate import Predictions, predict_all, predictions_from
 from equipoise.engine.results import Label, StepResult
 from equipoise.errors import RunError
 from equipoise.learn.fit import Fit
@@ -72,7 +72,7 @@ def finish_step(fit: Fit) -> dict[str, float]:
     """Correct a trained step and select its exemplars; return the method's figures."""
     seed_everything(*fit.key, "end")
     figures = fit.method.end(fit.step, fit)
-    if fit.method.rehearsal == "memory":
+    if fit.method.rehearsal == "memory" or fit.keeps_all:
         fit.update_memory()
     fit.method.teacher = None
     return figures
@@ -123,7 +123,8 @@ def train_and_evaluate(fit: Fit, tests: Images, names: Sequence[Label]) -> StepO
         norms_new=norm[step.old :].mean().item() if norm is not None else None,
         images=len(step.images),
         exemplars=len(fit.memory),
-        epochs=fit.schedule.for_step(step.index).epochs,
+        evaluated="leave-one-out" if not len(tests) and len(after.labels) else "images",
+        epochs=fit.schedule.for_step(step.index).epochs if fit.images is not None else 0,
         seconds=seconds,
         images_per_second=loop.images_seen / max(loop.seconds, 1e-9),
         seconds_by_part=_seconds_by_part(fit, seconds),
@@ -135,7 +136,13 @@ def train_and_evaluate(fit: Fit, tests: Images, names: Sequence[Label]) -> StepO
 
 
 def _evaluate(fit: Fit, images: InferencePass) -> Predictions:
-    """Predict all images; identical logits for all of them mean that the network has died, which is an error."""
+    """Predict all images; identical logits for all of them mean that the network has died, which is an error.
+
+    Without evaluation images, a method that can predict its training images without having seen them does so.
+    """
+    everything, left_out = fit.everything, fit.method.left_out
+    if not len(images.images) and everything is not None and left_out is not None:
+        return predictions_from(left_out, everything.labels)
     predictions = predict_all(images)
     if fit.step.seen > 1 and len(predictions.labels) > 1 and predictions.all_alike:
         what = f"all evaluation images get the same logits after step {fit.step.index}: the training has collapsed"

@@ -95,6 +95,19 @@ class Fit:
         schedule = (schedule or self.schedule).for_step(self.step.index)
         self.loop.run(Stage(images, loss or self.method.loss, schedule, list(parameters), name, augment, frozen))
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a method that solves in closed form may use all images seen so far."""
+        return self.method.rehearsal == "kept" and self.memory.size == "all"
+
+    @property
+    def everything(self) -> Images | None:
+        """All images seen so far, this step's included; None if they are not kept."""
+        if not self.keeps_all:
+            return None
+        old = [kept for label, kept in sorted(self.memory.exemplars.items()) if label < self.step.old]
+        return join([self.step.images, *old])
+
     # ---- passes over images
 
     def over(self, images: Images) -> InferencePass:

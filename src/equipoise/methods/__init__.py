@@ -18,17 +18,20 @@ from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.base import Backbone, conv3x3, initialise
 from equipoise.learn.balanced import finetune_head
 from equipoise.learn.class_means import class_means, nearest_mean
+from equipoise.learn.closed_form import ClosedForm
 from equipoise.learn.fit import Fit
 from equipoise.learn.head import Head
 from equipoise.learn.importance import ImportanceMethod, mean_over_images
 from equipoise.learn.losses import distill, distill_groups, distillation_weight, sigmoid_distill, weighted_distill
 from equipoise.learn.method import Method, Variant
+from equipoise.learn.ridge import Moments, RidgePath, choose_ridge, fit_ridge, one_thread
 from equipoise.learn.schedule import Schedule
 
 __all__ = [
     "Architecture",
     "Augment",
     "Backbone",
+    "ClosedForm",
     "Fit",
     "Head",
     "Images",
@@ -36,18 +39,22 @@ __all__ = [
     "Key",
     "Memory",
     "Method",
+    "Moments",
+    "RidgePath",
     "Schedule",
     "Step",
     "UsageError",
     "Variant",
     "align_head",
     "all_reduce_sum",
+    "choose_ridge",
     "class_means",
     "conv3x3",
     "distill",
     "distill_groups",
     "distillation_weight",
     "finetune_head",
+    "fit_ridge",
     "generator",
     "head_norms",
     "hold_out",
@@ -55,6 +62,7 @@ __all__ = [
     "join",
     "mean_over_images",
     "nearest_mean",
+    "one_thread",
     "seed_for",
     "sigmoid_distill",
     "subset_mean",

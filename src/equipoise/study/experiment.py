@@ -19,7 +19,9 @@ from equipoise.engine.metrics import summarise
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
 from equipoise.errors import DataError, UsageError
+from equipoise.learn.backbones.pretrained import input_statistics
 from equipoise.study.console import RunListener, RunStart, Summary
+from equipoise.study.features import extract_cached
 from equipoise.study.run_dir import RunDir
 
 
@@ -51,12 +53,18 @@ class Experiment:
         settings.runtime.start()
         if settings.stream.validation:
             dataset = dataset.with_validation(settings.stream.validation)
-        stream = ClassStream(dataset, settings.stream.steps, settings.stream.order, settings.stream.classes)
-        augment = replace(dataset.augment, **settings.augment)
+        augment = replace(dataset.augment, **input_statistics(settings.net.backbone), **settings.augment)
         learner = Learner.create(settings, dataset.train.store.shape, augment)
+        stream = ClassStream(dataset, settings.stream.steps, settings.stream.order, settings.stream.classes)
         if learner.method.rehearsal == "memory":
             learner.memory.check(len(stream.order))
         return Experiment(stream, learner)
+
+    def extract(self) -> None:
+        """Replace all images by features if the backbone is frozen; called by all processes."""
+        if self.learner.extractor is not None:
+            self.stream.train = extract_cached(self.stream.train, self.learner.extractor)
+            self.stream.test = extract_cached(self.stream.test, self.learner.extractor)
 
     @property
     def settings(self) -> Settings:
@@ -75,7 +83,7 @@ class Experiment:
             if method.rehearsal == "memory":
                 repeats = self.settings.train.for_step(step.index).exemplar_repeats
                 old = old.clamp(max=self.learner.memory.quota(step.old)) * repeats
-            elif method.rehearsal == "none":
+            elif method.rehearsal != "all":
                 old = old[:0]
             predicted.append(len(step.images) + int(old.sum()))
         return predicted
@@ -113,6 +121,7 @@ def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], li
     _check_same(settings, stream)
     with ExitStack() as stack:
         progress = distributed.broadcast(lambda: stack.enter_context(run_dir.open(stream)))
+        experiment.extract()
         run_dir.restore(progress, learner, stream.train.store)
         results = list(progress.results)
         workloads = experiment.workloads()

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from equipoise.core.directory import Directory
-from equipoise.data.images import Images
+from equipoise.data.images import Images, pictures
 from equipoise.data.memory import Memory
 
 EDGE = 48
@@ -32,7 +32,7 @@ def write_gallery(folder: Directory, memory: Memory, tests: Images, predictions:
     folder.make_dir()
     exemplars = sorted(memory.exemplars.items())
     columns = max(1, min(PER_CLASS, THUMBNAILS // max(len(exemplars), 1)))
-    rows = [images.select(torch.arange(min(columns, len(images)))) for _, images in exemplars]
+    rows = [pictures(images.select(slice(columns))) for _, images in exemplars]
     kept = [{"label": label, "kept": len(images)} for label, images in exemplars]
     shown = choose_examples(predictions)
     contents: dict[str, Any] = {"columns": columns, "exemplars": kept, "examples": shown}
@@ -40,7 +40,7 @@ def write_gallery(folder: Directory, memory: Memory, tests: Images, predictions:
         contents["edge"], contents["rows"] = _write_sheet(folder, "exemplars.webp", rows, columns)
     if shown:
         where = torch.tensor([entry["image"] for entry in shown])
-        contents["example_edge"], _ = _write_sheet(folder, "examples.webp", [tests.select(where)], len(shown))
+        contents["example_edge"], _ = _write_sheet(folder, "examples.webp", [pictures(tests.select(where))], len(shown))
     folder.write_json("gallery.json", contents)
 
 

@@ -18,7 +18,7 @@ def list_methods() -> str:
     """Describe every method: what it does, what it stores, and its paper."""
     lines = []
     for name, (cls, _) in registry().items():
-        memory = {"memory": "memory", "all": "all images", "none": "no memory"}[cls.rehearsal]
+        memory = {"memory": "memory", "all": "all images", "none": "no memory", "kept": "no memory"}[cls.rehearsal]
         teacher = ", teacher" if make(name).uses_teacher else ""
         extra = f", {cls.stores}" if cls.stores else ""
         lines += [f"{name:12} {about(name)}", f"{'':12} {memory}{teacher}{extra}"]

@@ -35,7 +35,7 @@ def check_fields(name: str) -> None:
         assert has_default, f"{name}: the field {field.name} has no default"
         assert docs.get(field.name), f"{name}: the field {field.name} has no documentation string below it"
     assert cls.__doc__, f"{name}: the class has no docstring"
-    assert cls.rehearsal in ("memory", "all", "none"), f"{name}: rehearsal is {cls.rehearsal!r}"
+    assert cls.rehearsal in ("memory", "all", "none", "kept"), f"{name}: rehearsal is {cls.rehearsal!r}"
     method = make(name)
     again = eval(repr(method), {cls.__name__: cls})  # noqa: S307 - of our own repr
     assert repr(again) == repr(method), f"{name}: evaluating repr does not give the same method"

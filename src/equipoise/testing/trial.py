@@ -90,7 +90,7 @@ def learn(experiment: Experiment, index: int) -> None:
     finish_step(fit)
     if before is not None:
         assert torch.equal(before, predict_some(experiment)), f"{name}: end changes predictions, but corrects is false"
-    assert len(learner.memory) <= learner.memory.size, f"{name}: the memory holds more than its size"
+    assert len(learner.memory) <= learner.memory.quota(1), f"{name}: the memory holds more than its size"
     check_predictions(experiment, index)
 
 

@@ -12,7 +12,9 @@ import torch
 from equipoise.errors import UsageError, unknown_name
 from equipoise.learn.backbones.base import Backbone, initialise
 from equipoise.learn.backbones.fast import FastNet
-from equipoise.learn.backbones.mlp import MLP
+from equipoise.learn.backbones.lite import EfficientNetLite
+from equipoise.learn.backbones.mlp import MLP, Identity
+from equipoise.learn.backbones.pretrained import load_pretrained
 from equipoise.learn.backbones.resnet import resnet18, resnet32
 from equipoise.learn.backbones.small import SmallNet
 from equipoise.learn.backbones.weights import load_weights
@@ -26,9 +28,19 @@ BACKBONES: dict[str, Callable[[int, bool], Backbone]] = {
     "tiny": lambda channels, final_relu: SmallNet(channels, (8, 16, 32), final_relu),
     "fast": lambda channels, final_relu: FastNet(channels, final_relu=final_relu),
     "fast-wide": lambda channels, final_relu: FastNet(channels, (64, 192, 384), final_relu),
+    "lite0": lambda channels, final_relu: EfficientNetLite(channels, 0, final_relu),
+    "lite1": lambda channels, final_relu: EfficientNetLite(channels, 1, final_relu),
+    "lite2": lambda channels, final_relu: EfficientNetLite(channels, 2, final_relu),
     "mlp": lambda inputs, final_relu: MLP(inputs, final_relu=final_relu),
+    "identity": lambda inputs, final_relu: Identity(inputs),
 }
 """Constructors: channels (or features) of the input, and whether the features end in a ReLU."""
+
+
+ROWS = ("mlp", "identity")
+"""Backbones for rows of features instead of images."""
+PRETRAINED_WEIGHTS = "pretrained"
+"""The value of net.weights that stands for installed weights instead of a file."""
 
 
 def check_backbone(name: str) -> None:
@@ -48,8 +60,8 @@ class Architecture:
     """Average features over an image and its flip in evaluation mode."""
     bf16: bool = False
     """Compute in bfloat16."""
-    weights: Path | None = None
-    """A safetensors file with pretrained weights."""
+    weights: str | None = None
+    """A safetensors file with pretrained weights, or "pretrained" for those that are installed."""
     frozen: bool = False
     """Never train the network."""
     input_size: int | None = None
@@ -72,8 +84,10 @@ class Architecture:
         else:
             made = self._own_net(final_relu)
         net = self._configure(made)
-        if self.weights is not None:
-            load_weights(net, self.weights)
+        if self.weights == PRETRAINED_WEIGHTS:
+            load_pretrained(net, self.name)
+        elif self.weights is not None:
+            load_weights(net, Path(self.weights))
         return net.freeze() if self.frozen else net
 
     def configure(self, net: T) -> T:
@@ -87,8 +101,9 @@ class Architecture:
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _own_net(self, final_relu: bool) -> Backbone:
-        net = BACKBONES[self.name](self.shape[0], final_relu)
-        net.input_size = self.input_size
+        grey = self.weights == PRETRAINED_WEIGHTS and self.shape[0] == 1
+        net = BACKBONES[self.name](3 if grey else self.shape[0], final_relu)
+        net.input_size, net.grey_to_rgb = self.input_size, grey
         initialise(net)
         try:
             with torch.no_grad():

@@ -24,6 +24,8 @@ class Backbone(nn.Module):
     """Compute in bfloat16. Maps and features are returned in float32."""
     frozen: bool = False
     """Stay in evaluation mode, so that batch norms keep their statistics; set by ``freeze``."""
+    grey_to_rgb: bool = False
+    """Repeat a grey image in all three channels."""
     input_size: int | None = None
     """Resize images to this side before the first layer; None takes them as they are."""
 
@@ -48,11 +50,13 @@ class Backbone(nn.Module):
         return self.pool(last)
 
     def resize(self, x: Tensor) -> Tensor:
-        """Bring images to ``input_size``."""
+        """Bring images to ``input_size``, and grey ones to three channels where the network needs them."""
+        if self.grey_to_rgb:
+            x = x.expand(-1, 3, -1, -1)
         if self.input_size is None:
             return x
         size = self.input_size, self.input_size
-        return x if x.shape[-2:] == size else F.interpolate(x, size, mode="bilinear", antialias=True)
+        return x if x.shape[-2:] == size else F.interpolate(x, size, mode="bicubic", antialias=True)
 
     def autocast(self, x: Tensor) -> AbstractContextManager[None]:
         return torch.autocast(x.device.type, torch.bfloat16) if self.bf16 else nullcontext()

@@ -1,4 +1,4 @@
-"""A network for rows of features."""
+"""Networks for rows of features."""
 
 from __future__ import annotations
 
@@ -30,3 +30,14 @@ class MLP(Backbone):
                 x = F.relu(x)
             stages.append(x[:, :, None, None])
         return stages
+
+
+class Identity(Backbone):
+    """Rows of features as they are, for methods that need no network of their own."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.width, self.map_widths = inputs, [inputs]
+
+    def forward_stages(self, x: Tensor) -> list[Tensor]:
+        return [x]

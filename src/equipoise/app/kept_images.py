@@ -1,0 +1,62 @@
+"""What a model keeps of its images on disk: the images themselves, or rows of a frozen backbone's features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from equipoise.app.model import Model
+from equipoise.app.model_files import KINDS, ModelImages
+from equipoise.app.stored_features import read_block, write_blocks
+from equipoise.app.stored_images import ending, fetch, folder_name, store
+from equipoise.core.directory import Directory
+from equipoise.data.images import FeatureStore, Images, TensorStore
+from equipoise.engine.results import Label
+
+
+def load_images(directory: Directory, model: Model, names: ModelImages) -> None:
+    """Read all that is kept into one tensor; memory and hold-out are views of it."""
+    found = [
+        (kind, c, f"{kind}/{folder_name(model.classes[c])}/{name}")
+        for kind in KINDS
+        for c, mine in enumerate(names.of(kind))
+        for name in mine
+    ]
+    if not found:
+        return
+    if not model.in_blocks:
+        suffix = ending(model.shape, model.holdout.store.dtype)
+        kept: TensorStore = TensorStore(torch.stack(fetch(directory, [f + suffix for _, _, f in found], model.shape)))
+        sizes = torch.ones(len(found), dtype=torch.long)
+    else:
+        blocks = [read_block(directory, f"{file}.safetensors", model.stored_shape[0]) for _, _, file in found]
+        ids = [name for block in blocks for name in block.ids]
+        kept = FeatureStore(torch.cat([block.features.float() for block in blocks]), ids=ids)
+        sizes = torch.tensor([len(block.ids) for block in blocks])
+        model.blocks = {block.name: block.ids for block in blocks}
+    labels = torch.tensor([c for _, c, _ in found]).repeat_interleave(sizes)
+    exemplar = torch.tensor([kind == "memory" for kind, _, _ in found]).repeat_interleave(sizes)
+    everything = Images(kept, torch.arange(len(labels)), labels)
+    model.holdout = everything.select(~exemplar)
+    for label in labels[exemplar].unique().tolist():
+        model.memory.exemplars[label] = everything.select(exemplar & (labels == label))
+
+
+def store_images(directory: Directory, model: Model) -> ModelImages:
+    """Write what the directory does not contain yet; return the names of all."""
+    kept: Mapping[Label, tuple[Images, Images]] = model.images_by_class()
+    names: dict[str, list[list[str]]] = {kind: [] for kind in KINDS}
+    sizes: dict[str, int] = {}
+    for label, parts in kept.items():
+        for kind, images in zip(KINDS, parts, strict=True):
+            folder = f"{kind}/{folder_name(label)}"
+            if not model.in_blocks:
+                names[kind].append(store(directory, folder, images.read() if len(images) else ()))
+            else:
+                half = model.extractor is not None  # its features are rounded already
+                blocks = write_blocks(directory, folder, images, model.blocks, half)
+                names[kind].append(list(blocks))
+                sizes |= {name: len(ids) for name, ids in blocks.items()}
+                model.blocks |= blocks
+    return ModelImages(**names, sizes=sizes)

@@ -1,0 +1,95 @@
+"""Features that a model keeps: one file per class and step, so that a million images do not need a million files.
+
+A block holds ``features`` (one row per image; 16-bit floats if a backbone computed them) and ``ids`` (the hash of each
+image's pixels), and is named by a hash of both. Blocks never change; a version lists the blocks of each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.app.stored_images import identify
+from equipoise.core.directory import Directory
+from equipoise.core.files import digest
+from equipoise.core.tensors import read_tensors, write_tensors
+from equipoise.data.images import FeatureStore, Images, JoinedStore, TensorStore
+from equipoise.errors import RunError
+
+
+@dataclass(frozen=True)
+class Block:
+    """Features of some images of one class."""
+
+    features: Tensor
+    ids: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return digest("".join(self.ids).encode() + self.features.contiguous().numpy().tobytes()).hex()
+
+
+def ids_of(images: Images) -> list[str]:
+    """Return the name of each image: the hash of its pixels."""
+    ids = _store_ids(images.store)
+    return [identify(pixels) for pixels in images.read()] if ids is None else [ids[r] for r in images.rows.tolist()]
+
+
+def _store_ids(store: object) -> Sequence[str] | None:
+    if isinstance(store, FeatureStore):
+        return store.ids
+    if isinstance(store, TensorStore) and not len(store):
+        return []
+    if isinstance(store, JoinedStore):
+        parts = [_store_ids(part) for part in store.stores]
+        if all(part is not None for part in parts):
+            return [name for part in parts for name in part or ()]
+    return None
+
+
+def write_blocks(
+    directory: Directory, folder: str, images: Images, known: Mapping[str, Sequence[str]], half: bool
+) -> dict[str, list[str]]:
+    """Write the images that are not yet in one of the ``known`` blocks; return all blocks with their ids, in order."""
+    ids = ids_of(images)
+    starts = {block[0]: name for name, block in known.items()}
+    found: dict[str, list[str]] = {}
+    place = 0
+    while place < len(ids) and (name := starts.get(ids[place])) is not None:
+        block = list(known[name])
+        if ids[place : place + len(block)] != block or not directory.is_file(f"{folder}/{name}.safetensors"):
+            break
+        found[name] = block
+        place += len(block)
+    if place < len(ids):
+        features = images.read(torch.arange(place, len(ids))).flatten(1)
+        rest = Block(features.half() if half else features, tuple(ids[place:]))
+        directory.make_dir(folder)
+        hashes = torch.from_numpy(np.frombuffer(bytes.fromhex("".join(rest.ids)), np.uint8).reshape(-1, 16).copy())
+        write_tensors(directory, f"{folder}/{rest.name}.safetensors", {"features": rest.features, "ids": hashes})
+        found[rest.name] = list(rest.ids)
+    return found
+
+
+def read_block(directory: Directory, file: str, width: int) -> Block:
+    """Read a block and check it against its name."""
+    found = read_tensors(directory, file)
+    features, hashes = found.get("features"), found.get("ids")
+    if (
+        features is not None
+        and hashes is not None
+        and features.dtype in (torch.float16, torch.float32)
+        and hashes.dtype == torch.uint8
+        and features.dim() == hashes.dim() == 2
+        and features.shape == (len(hashes), width)
+        and hashes.shape[1] == 16
+        and bool(features.isfinite().all())
+    ):
+        block = Block(features, tuple(bytes(row).hex() for row in hashes.numpy()))
+        if file.endswith(f"/{block.name}.safetensors"):
+            return block
+    raise RunError(f"the stored features {directory.path / file} are damaged: restore them from a copy")

@@ -1,0 +1,74 @@
+"""FeCAM: a Mahalanobis distance with a covariance matrix of its own for each class."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.methods import Fit, Method, Step
+
+
+@dataclass(eq=False)
+class FeCAM(Method):
+    """Predicts the class with the least distance, after a Tukey transform, shrinkage and normalisation."""
+
+    tukey: float = 0.5
+    """Exponent of the features, which makes their distribution less skewed."""
+    shrink_diagonal: float = 1.0
+    """Add this multiple of the mean variance to all variances."""
+    shrink_others: float = 1.0
+    """Add this multiple of the mean covariance to all covariances."""
+
+    paper = (
+        "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions in Continual Learning, NeurIPS 2023"
+    )
+    variants: ClassVar = {"fecam": {}}
+    rehearsal = "kept"
+    stores = "a mean and a matrix per class"
+    per_class = ("means", "precisions")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.means: Tensor = nn.Buffer(torch.zeros(0, 0))
+        self.precisions: Tensor = nn.Buffer(torch.zeros(0, 0, 0))
+
+    def begin(self, step: Step, fit: Fit) -> None:
+        super().begin(step, fit)
+        fit.images = None  # nothing is trained
+
+    def end(self, step: Step, fit: Fit) -> dict[str, float]:
+        features, labels = fit.features(step.images), step.images.labels
+        mine = [features[labels == c] for c in range(step.old, step.seen)]
+        means = torch.stack([self.transform(rows.mean(0)) for rows in mine]).to(self.device)
+        precisions = torch.stack([self.precision(rows) for rows in mine]).to(self.device)
+        self.means = torch.cat([self.means, means]) if step.old else means
+        self.precisions = torch.cat([self.precisions, precisions]) if step.old else precisions
+        return {}
+
+    def transform(self, features: Tensor) -> Tensor:
+        """Apply Tukey's transform and normalise to unit length."""
+        return F.normalize(features.clamp(min=0) ** self.tukey, dim=-1)
+
+    def precision(self, rows: Tensor) -> Tensor:
+        """Return the inverse of the shrunk and normalised covariance of a class."""
+        x = rows.double().clamp(min=0) ** self.tukey
+        x = x - x.mean(0)
+        covariance = x.T @ x / max(len(x) - 1, 1)
+        size, variances = len(covariance), covariance.diagonal()
+        others = (covariance.sum() - variances.sum()) / (size * (size - 1))
+        more = self.shrink_diagonal * variances.mean().clamp(min=1e-12) - self.shrink_others * others
+        covariance = covariance + self.shrink_others * others
+        covariance.diagonal().add_(more)
+        deviations = covariance.diagonal().clamp(min=1e-12).sqrt()
+        inverse: Tensor = torch.linalg.pinv(covariance / deviations.outer(deviations), hermitian=True)
+        return inverse.float()
+
+    def classify(self, features: Tensor) -> Tensor:
+        x = self.transform(features)
+        distances = [((x - m) @ p * (x - m)).sum(1) for m, p in zip(self.means, self.precisions, strict=True)]
+        return -torch.stack(distances, 1)
+
+    def weight_norms(self, norm: int) -> None:
+        """Return None: the head is not used."""

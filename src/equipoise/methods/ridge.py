@@ -1,0 +1,48 @@
+"""Ridge: regression to one-hot targets on fixed features, the same for any order and number of steps."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.methods import ClosedForm, Fit, Moments, RidgePath, Step, UsageError, choose_ridge, fit_ridge, one_thread
+
+SAMPLE = 2000
+"""Images that the temperature is chosen on where only moments are kept."""
+
+
+@dataclass(eq=False)
+class Ridge(ClosedForm):
+    """Solves for the head in closed form; λ and the softmax temperature come from leave-one-out predictions."""
+
+    strength: float | None = None
+    """λ; none chooses it by leave-one-out, or by generalised cross-validation where only moments are kept."""
+
+    paper = "Hoerl and Kennard, Ridge Regression: Biased Estimation for Nonorthogonal Problems, Technometrics 1970"
+    variants: ClassVar = {"ridge": {}}
+    leaves_one_out = True
+    stores = "a mean per class and one matrix (or all features)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strength is not None and not self.strength > 0:
+            raise UsageError(f"method.strength must be positive, got {self.strength}")
+
+    def solve_rows(self, features: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
+        solution = fit_ridge(features, labels, classes, self.even, self.strength)
+        self.set_head(solution.weight, solution.bias)
+        self.left_out = solution.loo
+        return {"strength": solution.strength, "temperature": solution.temperature, "offset": solution.offset}
+
+    def solve_moments(self, known: Moments, step: Step, fit: Fit) -> dict[str, float]:
+        """Solve from moments; the images of this step decide the temperature only, which changes no answer."""
+        sample = torch.arange(0, len(step.images), -(-len(step.images) // SAMPLE))
+        rows, labels = self.rows(fit, step.images.select(sample))
+        with one_thread():
+            path = RidgePath(known)
+            strength = self.strength or path.generalised()
+            _, temperature, offset = choose_ridge(path, rows, labels, strength)
+            weight, bias = path.solve(strength)
+            self.set_head(weight / temperature, bias / temperature + offset / known.counts.sqrt())
+        return {"strength": strength, "temperature": temperature, "offset": offset}

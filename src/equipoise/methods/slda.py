@@ -1,0 +1,41 @@
+"""SLDA: class means and one covariance matrix, shared by all classes."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.methods import ClosedForm, Moments
+
+
+@dataclass(eq=False)
+class SLDA(ClosedForm):
+    """Linear discriminant analysis with Oracle Approximating Shrinkage of the covariance."""
+
+    shrinkage: float | None = None
+    """Share of a multiple of the identity in the covariance (the authors: 1e-4); none chooses it by OAS."""
+
+    paper = "Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPRW 2020"
+    variants: ClassVar = {"slda": {}}
+    stores = "a mean per class and one matrix (or all features)"
+
+    def solve(self, known: Moments) -> tuple[Tensor, Tensor]:
+        shares, means = known.shares, known.means - known.mean
+        freedom = (shares * (1 - 1 / known.counts)).sum()
+        within = (known.centred() - means.T @ (shares[:, None] * means)) / freedom.clamp(min=1e-12)
+        scale = within.trace() / len(within)
+        shrinkage = oas(within, known.counts.sum().item()) if self.shrinkage is None else self.shrinkage
+        shared = (1 - shrinkage) * within + shrinkage * scale * torch.eye(len(within), dtype=within.dtype)
+        if freedom == 0 or scale <= 0:  # one image per class: no spread is known
+            shared = torch.eye(len(within), dtype=within.dtype)
+        weight = torch.linalg.solve(shared, means.T).T
+        return weight, -(weight * (means / 2 + known.mean)).sum(1)
+
+
+def oas(covariance: Tensor, images: float) -> float:
+    """Return the shrinkage of Chen et al., Shrinkage Algorithms for MMSE Covariance Estimation, 2010."""
+    size = len(covariance)
+    mean, square = covariance.trace() / size, covariance.square().mean()
+    excess = (images + 1) * (square - mean**2 / size)
+    return min(1.0, ((square + mean**2) / excess).item()) if excess > 0 else 1.0

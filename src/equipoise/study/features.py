@@ -1,0 +1,54 @@
+"""Features of a data set, computed once by a frozen backbone and cached for all runs that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from equipoise.core import distributed
+from equipoise.core.directory import Directory
+from equipoise.core.files import digest
+from equipoise.core.progress_line import track
+from equipoise.core.tensors import read_tensors, write_tensors
+from equipoise.data.images import FeatureStore, Images
+from equipoise.data.index import cache_dir
+from equipoise.errors import EquipoiseError
+from equipoise.learn.extractor import Extractor
+
+T = TypeVar("T")
+MIN_CACHED = 1000
+"""Fewer images are computed again sooner than they would be found."""
+
+
+def extract_cached(images: Images, extractor: Extractor) -> Images:
+    """Return images as rows of features; called by all processes, which share the work."""
+    cache = Directory(cache_dir() / "features")
+    of = images.store.fingerprint() + images.rows.numpy().tobytes()  # whatever the labels are
+    name = digest(of + extractor.identity()).hex() + ".safetensors"
+    features = distributed.broadcast(lambda: _read(cache, name, len(images), extractor.width))
+    if features is None:
+        features = extractor.extract(images, _show_progress if distributed.is_main() else None)
+        if distributed.is_main() and len(images) >= MIN_CACHED:
+            with suppress(EquipoiseError, OSError):  # without a cache, the next run only takes longer
+                cache.make_dir()
+                write_tensors(cache, name, {"features": features.half()})
+    return replace(images, store=FeatureStore(features, images), rows=torch.arange(len(images)))
+
+
+def _read(cache: Directory, name: str, images: int, width: int) -> Tensor | None:
+    if not cache.is_file(name):
+        return None
+    with suppress(EquipoiseError, KeyError):
+        features = read_tensors(cache, name)["features"].float()
+        if features.shape == (images, width) and bool(features.isfinite().all()):
+            return features
+    return None
+
+
+def _show_progress(batches: Iterable[T], total: int) -> Iterable[T]:
+    return track(batches, total, "extracting features", "batches")
