@@ -54,7 +54,7 @@ $(VENV)/.core: pyproject.toml constraints.txt src/equipoise/version.py
 	@echo "Setting up $(VENV) (once; PyTorch is large, this takes a minute or two)…"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "equipoise needs Python 3.11 or newer: run make with PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt -e '.[report]'
+	@$(PIP) install -c constraints.txt -e '.[report,pretrained]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core

@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 """
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name != "identity"])
 def test_every_backbone_returns_its_width_and_maps(name: str) -> None:
     shape = (12, 1, 1) if name == "mlp" else (3, 32, 32)
     net = Architecture(name, shape)().eval()

@@ -120,7 +120,7 @@ def test_a_label_that_is_not_valid_unicode_is_rejected() -> None:
 
 def test_a_large_memory_only_costs_what_it_holds() -> None:
     X, y = load_iris(return_X_y=True)
-    clf = eq.IncrementalClassifier(epochs=1, memory=10**12)
+    clf = eq.IncrementalClassifier("wa", epochs=1, memory=10**12)
     clf.partial_fit(X[y < 2], y[y < 2]).partial_fit(X[y == 2], y[y == 2])
     assert clf.steps_[-1].exemplars == len(X)
 
@@ -255,7 +255,7 @@ def test_invalid_settings_are_named(options: Any, message: str) -> None:
 
 
 def test_each_kind_of_input_has_its_backbones(pictures: Any) -> None:
-    with pytest.raises(UsageError, match="use mlp for rows of features, and any other for images"):
+    with pytest.raises(UsageError, match="use mlp or identity for rows of features, and any other for images"):
         eq.IncrementalClassifier(backbone="mlp").fit(*pictures)
     with pytest.raises(UsageError, match="use mlp for rows of features, and any other for images"):
         eq.IncrementalClassifier(backbone="resnet32").fit(*load_iris(return_X_y=True))
@@ -263,7 +263,7 @@ def test_each_kind_of_input_has_its_backbones(pictures: Any) -> None:
 
 def test_fixed_settings_cannot_be_changed_without_refitting() -> None:
     X, y = load_iris(return_X_y=True)
-    clf = eq.IncrementalClassifier(epochs=1).fit(X, y)
+    clf = eq.IncrementalClassifier("wa", epochs=1).fit(X, y)
     with pytest.raises(
         UsageError, match=r"method='icarl' conflicts with the fitted model \('wa'\); refit to change it"
     ):

@@ -101,7 +101,7 @@ def _quality(last: StepResult) -> list[str]:
 def _classes(classes: Sequence[Label], steps: Sequence[StepResult]) -> str:
     results = {result.name: result for result in steps[-1].per_class}
     learned = {name: step.step for step in steps for name in (*step.classes, *step.extended)}
-    images = "images, left out one by one" if steps[-1].evaluated == "leave-one-out" else "held-out images"
+    images = "images (leave-one-out)" if steps[-1].evaluated == "leave-one-out" else "held-out images"
     rows = [f"| class | correct on {images} | learned in step |", "|---|---|---|"]
     for name in classes[:SHOWN]:
         result = results.get(name)
@@ -127,7 +127,7 @@ def evaluated_on(result: StepResult) -> str:
     """Describe the images that a step was evaluated on."""
     total = result.total_old + result.total_new
     if result.evaluated == "leave-one-out":
-        return f"{counted(total, 'image')}, each left out in turn"
+        return f"{counted(total, 'image')} (leave-one-out)"
     return counted(total, "held-out image")
 
 

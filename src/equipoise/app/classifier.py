@@ -27,9 +27,12 @@ from equipoise.data.images import TensorStore
 from equipoise.engine.learner import Shape
 from equipoise.engine.progress import ProgressBar
 from equipoise.engine.recipes import resolve
-from equipoise.errors import UsageError
+from equipoise.errors import DataError, UsageError
 from equipoise.learn.backbones.pretrained import PRETRAINED
 from equipoise.learn.runtime import Runtime
+
+EMBEDDING = 64
+"""Rows of fewer features are no embeddings, and rarely linearly separable: a small network is trained on them."""
 
 
 @dataclass(eq=False, repr=False)  # scikit-learn compares and prints estimators in its own way
@@ -42,8 +45,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     Parameters
     ----------
     method
-        Learning method, as listed by `equipoise methods`; "auto" is ridge on pretrained or given features, and wa for a
-        backbone that is trained from random weights.
+        Learning method, as listed by `equipoise methods`; "auto" is ridge on a pretrained backbone and on rows of at
+        least 64 features, and wa for a backbone that is trained from random weights.
     memory
         Number of exemplars to keep, or "all"; "auto" keeps all features for methods that train nothing, and otherwise
         2000 exemplars.
@@ -146,7 +149,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         sections = with_settings(self.settings or {}, named)
         recipe, method = default_recipe(sections.get("net", {}).get("backbone"))
         if features:
-            recipe, method = "features", "ridge" if self.backbone in ("auto", "identity") else "wa"
+            embeddings = shape[0] >= EMBEDDING and self.backbone == "auto"
+            recipe, method = "features", "ridge" if embeddings or self.backbone == "identity" else "wa"
         settings = resolve("folder", method if self.method == "auto" else self.method, recipe, self.seed, sections)
         if settings.net.backbone in PRETRAINED and "input_size" not in sections.get("net", {}):
             settings = replace(settings, net=replace(settings.net, input_size=input_size(settings.net.backbone, shape)))
@@ -167,6 +171,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             if len(rows) == 1 and first:
                 raise UsageError("cannot learn from one sample: its features have no variance")
         check_classification_targets(labels)
+        if len(labels) != len(pixels):
+            raise DataError(f"got {len(pixels)} images but {len(labels)} labels")
         if not len(labels):
             raise UsageError("there are no images to train on")
         return pixels, np.asarray(labels)

@@ -75,8 +75,8 @@ def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
 
 def _evaluate(model: Model, count: int) -> StepResult:
     classes, kept = len(model.classes), model.memory.images()
-    if kept is not None and model.method.left_out is not None and not len(model.holdout):
-        predictions = predictions_from(model.method.left_out, kept.labels)
+    if kept is not None and model.method.loo_logits is not None and not len(model.holdout):
+        predictions = predictions_from(model.method.loo_logits, kept.labels)
     else:
         predictions = predict_all(model.over(model.holdout))
     return StepResult(

@@ -120,7 +120,10 @@ class Model(Learner):
         """Return the probability of each class: one row per image."""
         if not len(images):
             return torch.zeros(0, len(self.classes))
-        return self.over(images).map_features(self.method.classify).softmax(1)
+        logits = self.over(images).map_features(self.method.classify)
+        # summed in an order that does not depend on when a class was learned, so that no bit does
+        by_name = torch.tensor(sorted(range(len(self.classes)), key=lambda c: str(self.classes[c])))
+        return logits[:, by_name].softmax(1)[:, by_name.argsort()]
 
     def check_takes_photos(self) -> None:
         """Raise an error for image files if the model was trained on something else."""

@@ -54,8 +54,8 @@ def learn(
     extend
         Accept images of classes that the model already knows; these classes are learned again.
     holdout
-        Fraction of each class's images to hold out for evaluation (default: 0.1, or 0 for ridge, which leaves out
-        each image in turn).
+        Fraction of each class's images to hold out for evaluation (default: 0.1, or 0 for ridge, which is
+        evaluated by leave-one-out).
     method
         Learning method, fixed when the model is created (default: ridge, which trains nothing); see
         `equipoise methods`.

@@ -15,6 +15,7 @@ from equipoise.core.config import build, convert, init_values
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import PRETRAINED_WEIGHTS, Architecture
+from equipoise.learn.backbones.pretrained import PRETRAINED
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.methods import registry
@@ -82,8 +83,8 @@ class Settings:
         """Return the network for images of the given shape; ``pretrained`` loads net.weights, if there are any."""
         options = dataclasses.asdict(self.net)
         name, weights = options.pop("backbone"), options.pop("weights")
-        bf16 = self.runtime.precision == "bf16"
-        return Architecture(name, shape, bf16=bf16, weights=weights if pretrained else None, **options)
+        options |= {"bf16": self.runtime.precision == "bf16", "grey_to_rgb": shape[0] == 1 and name in PRETRAINED}
+        return Architecture(name, shape, weights=weights if pretrained else None, **options)
 
     def identity(self) -> dict[str, Any]:
         """Return plain values without those that only say where to compute: equal identities mean equal runs."""

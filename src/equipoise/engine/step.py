@@ -140,9 +140,9 @@ def _evaluate(fit: Fit, images: InferencePass) -> Predictions:
 
     Without evaluation images, a method that can predict its training images without having seen them does so.
     """
-    everything, left_out = fit.everything, fit.method.left_out
-    if not len(images.images) and everything is not None and left_out is not None:
-        return predictions_from(left_out, everything.labels)
+    everything, loo_logits = fit.everything, fit.method.loo_logits
+    if not len(images.images) and everything is not None and loo_logits is not None:
+        return predictions_from(loo_logits, everything.labels)
     predictions = predict_all(images)
     if fit.step.seen > 1 and len(predictions.labels) > 1 and predictions.all_alike:
         what = f"all evaluation images get the same logits after step {fit.step.index}: the training has collapsed"

@@ -63,8 +63,8 @@ class ClosedForm(Method):
         features, labels = self.rows(fit, images)
         order = canonical_order(features)
         figures = self.solve_rows(features[order], labels[order], classes)
-        if self.left_out is not None:
-            self.left_out = self.left_out[order.argsort()]
+        if self.loo_logits is not None:
+            self.loo_logits = self.loo_logits[order.argsort()]
         return figures
 
     # ---- what differs between methods
@@ -85,8 +85,7 @@ class ClosedForm(Method):
 
     def solve_moments(self, known: Moments, step: Step, fit: Fit) -> dict[str, float]:
         """Solve for the head from moments and return figures to record."""
-        with one_thread():
-            self.set_head(*self.solve(known))
+        self.set_head(*self.solve(known))
         return {}
 
     def solve(self, known: Moments) -> tuple[Tensor, Tensor]:

@@ -173,6 +173,7 @@ class Fit:
             The sum over all batches of all processes.
         """
         total: Tensor | None = None
+        self.method.eval()
         with torch.no_grad():
             for _, x, labels in self.over(images).batches():
                 value = statistic(self.method.features(x), self.runtime.move(labels))

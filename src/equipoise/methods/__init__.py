@@ -24,7 +24,7 @@ from equipoise.learn.head import Head
 from equipoise.learn.importance import ImportanceMethod, mean_over_images
 from equipoise.learn.losses import distill, distill_groups, distillation_weight, sigmoid_distill, weighted_distill
 from equipoise.learn.method import Method, Variant
-from equipoise.learn.ridge import Moments, RidgePath, choose_ridge, fit_ridge, one_thread
+from equipoise.learn.ridge import Moments, RidgePath, choose_ridge, fit_ridge
 from equipoise.learn.schedule import Schedule
 
 __all__ = [
@@ -62,7 +62,6 @@ __all__ = [
     "join",
     "mean_over_images",
     "nearest_mean",
-    "one_thread",
     "seed_for",
     "sigmoid_distill",
     "subset_mean",

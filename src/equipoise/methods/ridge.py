@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.methods import ClosedForm, Fit, Moments, RidgePath, Step, UsageError, choose_ridge, fit_ridge, one_thread
+from equipoise.methods import ClosedForm, Fit, Moments, RidgePath, Step, UsageError, choose_ridge, fit_ridge
 
 SAMPLE = 2000
 """Images that the temperature is chosen on where only moments are kept."""
@@ -32,17 +32,19 @@ class Ridge(ClosedForm):
     def solve_rows(self, features: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
         solution = fit_ridge(features, labels, classes, self.even, self.strength)
         self.set_head(solution.weight, solution.bias)
-        self.left_out = solution.loo
+        self.loo_logits = solution.loo
         return {"strength": solution.strength, "temperature": solution.temperature, "offset": solution.offset}
 
     def solve_moments(self, known: Moments, step: Step, fit: Fit) -> dict[str, float]:
-        """Solve from moments; the images of this step decide the temperature only, which changes no answer."""
+        """Solve from moments. The images of this step decide the temperature only, which changes no answer.
+
+        An offset for classes with few images would: it takes all images to choose one.
+        """
         sample = torch.arange(0, len(step.images), -(-len(step.images) // SAMPLE))
         rows, labels = self.rows(fit, step.images.select(sample))
-        with one_thread():
-            path = RidgePath(known)
-            strength = self.strength or path.generalised()
-            _, temperature, offset = choose_ridge(path, rows, labels, strength)
-            weight, bias = path.solve(strength)
-            self.set_head(weight / temperature, bias / temperature + offset / known.counts.sqrt())
-        return {"strength": strength, "temperature": temperature, "offset": offset}
+        path = RidgePath(known)
+        strength = self.strength or path.generalised()
+        _, temperature, _ = choose_ridge(path, rows, labels, strength)
+        weight, bias = path.solve(strength)
+        self.set_head(weight / temperature, bias / temperature)
+        return {"strength": strength, "temperature": temperature}

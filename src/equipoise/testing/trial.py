@@ -62,7 +62,8 @@ class Trial:
 def short_stages(name: str) -> dict[str, Any]:
     """Return small values for every field that counts epochs or samples."""
     fields = {field.name for field in dataclasses.fields(lookup(name)[0])}
-    return {field: 2 if "epochs" in field else 8 for field in fields if "epochs" in field or field == "samples"}
+    short = {field: 2 for field in fields if "epochs" in field}
+    return short | {field: size for field, size in (("samples", 8), ("projection", 64)) if field in fields}
 
 
 def state_of(method: Method) -> State:

