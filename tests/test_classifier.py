@@ -257,7 +257,7 @@ def test_invalid_settings_are_named(options: Any, message: str) -> None:
 def test_each_kind_of_input_has_its_backbones(pictures: Any) -> None:
     with pytest.raises(UsageError, match="use mlp or identity for rows of features, and any other for images"):
         eq.IncrementalClassifier(backbone="mlp").fit(*pictures)
-    with pytest.raises(UsageError, match="use mlp for rows of features, and any other for images"):
+    with pytest.raises(UsageError, match="use mlp or identity for rows of features, and any other for images"):
         eq.IncrementalClassifier(backbone="resnet32").fit(*load_iris(return_X_y=True))
 
 
