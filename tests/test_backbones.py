@@ -22,9 +22,12 @@ from tests.folders import glyph_folder
 OVERRIDES: dict[str, dict[str, Any]] = {"net": {"backbone": "tiny"}, "runtime": {"threads": 1}}
 SHIM = """
 import torch
-library = torch.library.Library("torchvision", "DEF")  # torchvision next to a CPU-only torch lacks its own operators
-library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+try:
+    import torchvision
+except RuntimeError:  # next to a CPU-only torch it lacks its own operators
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 torch.set_num_threads(1)
 """
 
