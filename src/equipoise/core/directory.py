@@ -47,15 +47,13 @@ class Directory:
     Parameters
     ----------
     path
-        A directory, which need not exist yet. The user has chosen it, so it may be reached through links; nothing below
-        it may be one.
+        A directory, which need not exist yet. It may be reached through links, and nothing below it may be one.
     remedy
         Advice to the user for a file that is missing or damaged; empty if the caller gives it.
     """
 
     def __init__(self, path: Path, remedy: str = RESTORE) -> None:
-        self.path = self._root = path
-        self.remedy = remedy
+        self.path, self._root, self.remedy = path, path, remedy
         self._below: list[str] = []
 
     def sub(self, name: str, remedy: str | None = None) -> Directory:
@@ -340,8 +338,7 @@ class Directory:
         try:
             yield
         except OSError as error:
-            remedies = {errno.ENOENT: self.remedy} | _REMEDIES
-            remedy = remedies.get(error.errno or 0, "check the directory")
+            remedy = ({errno.ENOENT: self.remedy} | _REMEDIES).get(error.errno or 0, "check the directory")
             what = f"cannot {action} {self._shown(name)} ({error.strerror or error})"
             raise RunError(f"{what}: {remedy}" if remedy else what) from error
 
