@@ -41,7 +41,7 @@ def test_learn_shows_the_plan_and_the_result(cli: Cli, glyph_steps: list[Path], 
     assert first.code == 0, first.err
     for text in (
         "step 1: A, B, C",
-        "training on 36 images, 12 held out",
+        "learning from 36 images, 12 held out",
         "wa, tiny, 24 × 24 pixels, 40 epochs: about",
     ):
         assert text in planned.out

@@ -102,7 +102,7 @@ def make_method(settings: Settings, shape: Shape, memory: Memory, pretrained: bo
     method.check(memory)
     architecture = settings.architecture(shape, pretrained)
     if settings.net.frozen:
-        architecture = Architecture("identity", shape)
+        architecture = Architecture("identity", shape, frozen=True)
     smallest = min(settings.train.sizes)
     with preserve_rng():
         if smallest < 1:  # if the images would be too small, fail now, not in mid-training

@@ -75,6 +75,8 @@ class GANReplay(Method):
     """Adam's learning rate for both."""
 
     def build(self, architecture: Architecture) -> None:
+        if architecture.frozen:
+            raise UsageError("net.frozen does not apply to gan-replay: it generates images, not features")
         super().build(architecture)
         self.generator, self.critic = Generator(self.noise, architecture.shape), Critic(architecture.shape)
         self.codes = Head(CODE)  # one row per class, growing as the head does
