@@ -19,7 +19,7 @@ from equipoise.app.forget import forget
 from equipoise.app.learn import LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.predict import expand_paths, predict
-from equipoise.core.tensors import parse
+from equipoise.core.tensors import parse, serialize
 from equipoise.data.decoding import decode
 from equipoise.errors import RunError, UsageError
 from equipoise.learn.backbones import Architecture, pretrained
@@ -211,6 +211,10 @@ def test_damaged_features_and_backbones_are_reported(tmp_path: Path) -> None:
     good = block.read_bytes()
     block.write_bytes(good[:-2] + bytes(2))
     with pytest.raises(RunError, match=r"stored features .* are damaged: restore them from a copy"):
+        place.load(images=True)
+    empty = {"features": torch.zeros(0, 1280, dtype=torch.float16), "ids": torch.zeros(0, 16, dtype=torch.uint8)}
+    block.write_bytes(serialize(empty))
+    with pytest.raises(RunError, match=r"stored features .* are damaged"):
         place.load(images=True)
     block.write_bytes(good)
     backbone = place.path / "backbone.safetensors"

@@ -85,6 +85,7 @@ def read_block(directory: Directory, file: str, width: int) -> Block:
         and features.dtype in (torch.float16, torch.float32)
         and hashes.dtype == torch.uint8
         and features.dim() == hashes.dim() == 2
+        and len(hashes) > 0
         and features.shape == (len(hashes), width)
         and hashes.shape[1] == 16
         and bool(features.isfinite().all())
