@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import extraction
 import herding
 import predicting
 import replay
@@ -22,6 +23,7 @@ PARTS = {
     "step": training_step.measure,
     "replay": replay.measure,
     "herding": herding.measure,
+    "extract": extraction.measure,
     "predict": predicting.measure,
     "report": reporting.measure,
 }

@@ -19,12 +19,14 @@ from equipoise.app.forget import forget
 from equipoise.app.learn import LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.predict import expand_paths, predict
+from equipoise.core.extras import available
 from equipoise.core.tensors import parse, serialize
 from equipoise.data.decoding import decode
 from equipoise.errors import RunError, UsageError
 from equipoise.learn.backbones import Architecture, pretrained
 from equipoise.learn.backbones.lite import EfficientNetLite
-from equipoise.learn.extractor import Extractor
+from equipoise.learn.backbones.lite_onnx import OnnxLite
+from equipoise.learn.extractor import ENGINES, Extractor
 from equipoise.study.run import run
 from tests.folders import crops
 from tests.test_backbones import SHIM
@@ -127,6 +129,36 @@ def test_features_do_not_depend_on_the_other_images_of_a_batch() -> None:
     assert torch.equal(rows, rows.half().float())
     assert isinstance(extractor.net, EfficientNetLite)
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in extractor.net.modules())
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", ["lite0", "lite2"])
+def test_other_engines_compute_the_same_features(engine: str, name: str) -> None:
+    if not all(map(available, ENGINES[engine])):
+        pytest.skip(f"{engine} is not installed")
+    net = Architecture(name, (3, 97, 97), weights="pretrained")()  # an odd size: padding differs at both ends
+    assert isinstance(net, EfficientNetLite)
+    images = torch.rand(5, 3, 97, 97) * 2 - 1
+    fast = OnnxLite(net.folded(), engine)
+    with torch.no_grad():
+        expected = net.eval()(images)
+        assert float((fast(images) - expected).norm() / expected.norm()) < 1e-5
+        net.flip_tta = net.grey_to_rgb = True
+        net.input_size = 64
+        expected = net(images[:, :1])
+        assert float((OnnxLite(net.folded(), engine)(images[:, :1]) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_a_model_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = photo_folder(tmp_path / "photos", ["a", "b"])
+    place = learn(tmp_path / "model", photos)
+    assert place.config().settings["net"]["engine"] == "onnxruntime"
+    expected = probabilities(place, photos)
+    monkeypatch.setattr("equipoise.engine.learner.available", lambda package: package != "onnxruntime")
+    for name, row in probabilities(place, photos).items():  # computed by torch, so only nearly the same
+        assert row == pytest.approx(expected[name], abs=1e-3)
+    with pytest.raises(UsageError, match=r"computed with onnxruntime, .* pip install 'equipoise\[pretrained\]'"):
+        learn(tmp_path / "model", photo_folder(tmp_path / "more", ["c", "d"]))
 
 
 def test_the_order_of_steps_changes_no_bit(tmp_path: Path) -> None:
@@ -272,9 +304,9 @@ def test_an_experiment_on_frozen_features_extracts_them_once(tmp_path: Path, mon
     passed: list[int] = []
     rows = Extractor.rows
 
-    def counted(self: Extractor, pixels: torch.Tensor, least: int = 32) -> torch.Tensor:
+    def counted(self: Extractor, pixels: torch.Tensor, fill: bool = True) -> torch.Tensor:
         passed.append(len(pixels))
-        return rows(self, pixels, least)
+        return rows(self, pixels, fill)
 
     monkeypatch.setattr(Extractor, "rows", counted)
     first = run(dataset="digits", method="ridge", out=tmp_path / "ridge", overrides=sections)

@@ -48,7 +48,7 @@ WORKING = (  # without any extra; in this order, because later commands use what
     "--help",
     "run digits --epochs 1 --out run",
     "compare digits --methods ce,wa --epochs 1 --launcher processes --out compared",
-    "learn model photos --epochs 1",
+    "learn model photos --backbone resnet32 --epochs 1",
     "predict model photos/red/1.png",
     "export model copy",
 )
@@ -63,6 +63,7 @@ MISSING = (  # command, package, extra: the command fails with the one sentence 
     ("export model model.onnx", "onnx", "onnx"),
     ("learn other photos --epochs 1 --backbone timm:resnet18", "timm", "timm"),
 )
+NOT_INSTALLED = "learn other photos"  # the default backbone, whose weights are an extra
 BROKEN = {  # a torchvision for another torch, and a package that imports it
     "timm": "import torchvision",
     "torchvision": "raise RuntimeError('operator torchvision::nms does not exist')",
@@ -164,9 +165,11 @@ def check_core(work: Path, name: str, python: Path, log: Path) -> str:
     said = refuse(python, MISSING[-1][0], log, here, PYTHONPATH=str(here / "broken"))
     if "torchvision does not work with torch" not in said or "pip install" in said:
         wrong.append(f"{MISSING[-1][0]} (with a broken torchvision)")
+    if "pip install 'equipoise[pretrained]'" not in refuse(python, NOT_INSTALLED, log, here):
+        wrong.append(NOT_INSTALLED)
     if wrong:
         raise RedError(f"{len(wrong)} commands do not say which package is missing or broken: " + "; ".join(wrong))
-    return f"{len(WORKING)} commands work, {len(MISSING) + 1} say what is missing or broken"
+    return f"{len(WORKING)} commands work, {len(MISSING) + 2} say what is missing or broken"
 
 
 def refuse(python: Path, command: str, log: Path, here: Path, **variables: str) -> str:

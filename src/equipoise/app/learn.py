@@ -162,6 +162,7 @@ def open_model(place: ModelDir, found: FolderScan, wanted: LearnOptions) -> Mode
         return new_model(found, wanted)
     model = place.load(runtime, images=True)
     model.check_takes_photos()
+    model.check_engine()
     _reject_changes(model, wanted, runtime)
     model.change_memory(wanted.sections().get("memory", {}))
     return model

@@ -20,7 +20,6 @@ from equipoise.engine.settings import Settings
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import ROWS
 from equipoise.learn.closed_form import ClosedForm
-from equipoise.learn.extractor import BATCH
 from equipoise.learn.inference import InferencePass
 
 
@@ -98,19 +97,19 @@ class Model(Learner):
         """Return a pass over images in evaluation mode."""
         return InferencePass(self.method, images, self.augment, self.settings.runtime)
 
-    def inputs(self, pixels: Tensor, least: int = 2) -> Images:
+    def inputs(self, pixels: Tensor, fill: bool = False) -> Images:
         """Return uint8 images N × C × H × W (or rows of features) as the method takes them.
 
-        Other batches than full ones differ in the last bits, so learning passes ``least=BATCH``.
+        Other batches than full ones may differ in the last bits, so learning fills them up.
         """
         if self.extractor is None or not len(pixels):
             return Images.of(pixels) if len(pixels) else no_images(self.stored_shape)
-        rows = torch.cat([self.extractor.rows(part, least) for part in pixels.split(BATCH)])
-        return Images.of(rows[:, :, None, None])
+        return Images.of(self.extractor.rows(pixels, fill)[:, :, None, None])
 
     def new_images(self, pixels: Tensor) -> Images:
         """Return images to learn, with their names where only features are kept."""
-        images = self.inputs(pixels, BATCH)
+        self.check_engine()
+        images = self.inputs(pixels, fill=True)
         if self.in_blocks:
             store = FeatureStore(images.read().flatten(1), ids=[identify(image) for image in pixels])
             images = replace(images, store=store)
@@ -124,6 +123,15 @@ class Model(Learner):
         # summed in an order that does not depend on when a class was learned, so that no bit does
         by_name = torch.tensor(sorted(range(len(self.classes)), key=lambda c: str(self.classes[c])))
         return logits[:, by_name].softmax(1)[:, by_name.argsort()]
+
+    def check_engine(self) -> None:
+        """Raise an error if features of new images would not be computed as those that the model keeps."""
+        engine = self.settings.net.engine
+        if self.extractor is not None and self.extractor.engine != engine:
+            raise UsageError(
+                f"the features of this model were computed with {engine}, which is not installed here: "
+                f"pip install 'equipoise[{'openvino' if engine == 'openvino' else 'pretrained'}]'"
+            )
 
     def check_takes_photos(self) -> None:
         """Raise an error for image files if the model was trained on something else."""

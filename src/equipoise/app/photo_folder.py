@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +20,12 @@ from equipoise.data.images import FeatureStore, FileStore, Images, Store, Tensor
 from equipoise.data.index import ENDINGS, is_dir, is_image_name
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.errors import DataError
-from equipoise.learn.extractor import BATCH, Extractor
+from equipoise.learn.extractor import CHUNK, Extractor
 
 IN_MEMORY = 2**30
 """Bytes of pixels to keep in memory; larger folders are decoded again whenever a batch needs them."""
-Decoded = np.ndarray | DataError
+Decoded = tuple[Tensor, str] | DataError
+"""An image with its name, or why there is none."""
 Progress = Callable[[Iterable[Decoded], int], Iterable[Decoded]]
 PARTS = {"train", "test", "val", "valid", "validation"}
 
@@ -167,8 +167,7 @@ def read_images(
             if isinstance(answer, DataError):
                 found.skip(file, str(answer.__cause__ or answer))
             else:
-                image = torch.from_numpy(answer).permute(2, 0, 1)
-                ids[row] = identify(image)
+                image, ids[row] = answer
                 yield row, image
 
     if extractor is None:
@@ -192,9 +191,10 @@ def read_images(
 
 def _decode(file: str, size: int, bicubic: bool) -> Decoded:
     try:
-        return decode(file, size, bicubic=bicubic)
+        image = torch.from_numpy(decode(file, size, bicubic=bicubic)).permute(2, 0, 1).contiguous()
     except DataError as error:
         return error
+    return image, identify(image)
 
 
 def _store_pixels(images: Iterator[tuple[int, Tensor]], files: Sequence[tuple[str, str]], size: int) -> Store:
@@ -211,7 +211,7 @@ def _store_pixels(images: Iterator[tuple[int, Tensor]], files: Sequence[tuple[st
 def _store_features(images: Iterator[tuple[int, Tensor]], count: int, extractor: Extractor) -> FeatureStore:
     """Pass every image through the network once; pixels are not kept."""
     features = torch.zeros(count, extractor.width)
-    while batch := list(islice(images, BATCH)):
+    while batch := list(islice(images, CHUNK)):
         features[[row for row, _ in batch]] = extractor.rows(torch.stack([image for _, image in batch]))
     return FeatureStore(features)
 

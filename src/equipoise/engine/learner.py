@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from equipoise.core.extras import available
 from equipoise.core.seeding import preserve_rng, seed_everything
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, join
@@ -16,7 +17,7 @@ from equipoise.engine.results import Label
 from equipoise.engine.settings import Settings
 from equipoise.engine.step import StepOutcome, measure_throughput, train_and_evaluate
 from equipoise.learn.backbones import Architecture
-from equipoise.learn.extractor import Extractor
+from equipoise.learn.extractor import ENGINES, Extractor
 from equipoise.learn.fit import Fit
 from equipoise.learn.loop import epoch_rows
 from equipoise.learn.method import Method
@@ -87,13 +88,19 @@ class Learner:
 def make_extractor(
     settings: Settings, shape: Shape, augment: Augment, weights: Mapping[str, Tensor] | None = None
 ) -> Extractor:
-    """Return the frozen backbone of a learner; ``weights`` are those of a saved one."""
+    """Return the frozen backbone of a learner; ``weights`` are those of a saved one.
+
+    A saved one is computed by torch if its engine is not installed here; see ``Extractor.engine``.
+    """
     with preserve_rng():
         seed_everything(settings.seed, "build")
         net = settings.architecture(shape, pretrained=weights is None)()
     if weights is not None:
         net.load_state_dict(weights)
-    return Extractor(net, augment, settings.runtime)
+    engine: str = settings.net.engine
+    if weights is not None and not all(map(available, ENGINES[engine])):
+        engine = "torch"
+    return Extractor(net, augment, settings.runtime, engine)
 
 
 def make_method(settings: Settings, shape: Shape, memory: Memory, pretrained: bool = True) -> Method:

@@ -9,13 +9,15 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from equipoise.core.config import build, convert, init_values
+from equipoise.core.extras import available
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import PRETRAINED_WEIGHTS, Architecture
 from equipoise.learn.backbones.pretrained import PRETRAINED
+from equipoise.learn.extractor import ENGINES
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.methods import registry
@@ -50,10 +52,15 @@ class NetSettings:
     """Never train the backbone: every image becomes a row of features, once, and methods work on these rows."""
     input_size: int | None = None
     """Resize images to this side inside the network (none: the data's own size)."""
+    engine: Literal["torch", "onnxruntime", "openvino", "auto"] = "auto"
+    """What computes the features of a frozen lite0, lite1 or lite2 on a CPU; auto: onnxruntime if it is installed."""
 
     def __post_init__(self) -> None:
         if self.input_size is not None and self.input_size < 8:
             raise UsageError(f"net.input_size must be at least 8 pixels, got {self.input_size}")
+        if self.engine == "auto":  # resolved here, so that a model's settings tell which it was
+            faster = self.frozen and self.backbone in PRETRAINED and all(map(available, ENGINES["onnxruntime"]))
+            object.__setattr__(self, "engine", "onnxruntime" if faster else "torch")
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Settings:
     def architecture(self, shape: tuple[int, int, int], pretrained: bool = True) -> Architecture:
         """Return the network for images of the given shape; ``pretrained`` loads net.weights, if there are any."""
         options = dataclasses.asdict(self.net)
-        name, weights = options.pop("backbone"), options.pop("weights")
+        name, weights, _ = options.pop("backbone"), options.pop("weights"), options.pop("engine")
         options |= {"bf16": self.runtime.precision == "bf16", "grey_to_rgb": shape[0] == 1 and name in PRETRAINED}
         return Architecture(name, shape, weights=weights if pretrained else None, **options)
 

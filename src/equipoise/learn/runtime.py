@@ -50,6 +50,11 @@ class Runtime:
         if self.precision == "auto":  # resolved here, so that a run's settings tell which it was
             object.__setattr__(self, "precision", "bf16" if _computes_bf16(torch.device(self.device)) else "32")
 
+    @property
+    def cpu_threads(self) -> int:
+        """CPU threads of this process."""
+        return self.threads or torch.get_num_threads()
+
     def start(self) -> None:
         """Configure the process for training."""
         with defer_signals():  # the first optimizer would import it, at the cost of the first step's 3 seconds
