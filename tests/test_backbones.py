@@ -120,7 +120,7 @@ from equipoise.data.images import Images
 root = Path(sys.argv[1])
 save_file(timm.create_model("mobilenetv3_small_050", num_classes=7).state_dict(), root / "w.safetensors")
 for step in ("first", "second"):
-    options = dict(backbone="timm:mobilenetv3_small_050", weights=root / "w.safetensors", image_size=32)
+    options = dict(backbone="timm:mobilenetv3_small_050", weights=root / "w.safetensors", image_size=32, method="wa")
     learn_folder(ModelDir(root / "m"), root / step, LearnOptions(epochs=1, **(options if step == "first" else {})))
 model = ModelDir(root / "m").load()
 assert model.settings.fields["clip"] is False
@@ -139,6 +139,52 @@ print(abs(found - expected).max() < 1e-4)
     if "No module named" in done.stderr and "timm" in done.stderr:
         pytest.skip("timm is not installed")
     assert done.stdout.strip().endswith("True"), done.stderr[-2000:]
+
+
+def test_published_timm_weights_are_converted_and_downloaded_on_request(tmp_path: Path) -> None:
+    """Weights for another image size fit, and so do those in the cache of the Hugging Face hub; no network is used."""
+    code = (
+        SHIM
+        + """
+import os
+import sys
+from pathlib import Path
+root = Path(sys.argv[1])
+os.environ |= {"HF_HOME": str(root / "hf"), "HF_HUB_OFFLINE": "1"}
+import timm
+from safetensors.torch import save_file
+from equipoise.app.learn import LearnOptions, learn_folder
+from equipoise.app.model_dir import ModelDir
+from equipoise.errors import UsageError
+NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+published = timm.create_model(NAME, img_size=64)
+snapshot = root / "hf/hub/models--timm--vit_tiny_patch16_224.augreg_in21k_ft_in1k/snapshots/1234"
+snapshot.mkdir(parents=True)
+(snapshot.parent.parent / "refs").mkdir()
+(snapshot.parent.parent / "refs/main").write_text("1234")
+for file in (root / "w.safetensors", snapshot / "model.safetensors"):
+    save_file(published.state_dict(), file)
+for name, weights in (("file", root / "w.safetensors"), ("hub", "hub")):
+    options = LearnOptions(backbone=f"timm:{NAME}", weights=weights, image_size=32)
+    learn_folder(ModelDir(root / name), root / "photos", options)
+    model = ModelDir(root / name).load()
+    assert model.settings.method == "ridge" and model.extractor.augment.mean == (0.5, 0.5, 0.5)
+    small = model.extractor.net.net
+    expected = timm.layers.resample_abs_pos_embed(published.pos_embed, [2, 2])
+    torch.testing.assert_close(small.pos_embed, expected)
+    torch.testing.assert_close(small.blocks[3].attn.qkv.weight, published.blocks[3].attn.qkv.weight)
+try:
+    learn_folder(ModelDir(root / "no"), root / "photos", LearnOptions(backbone="timm:resnet18.a1_in1k", weights="hub"))
+except UsageError as error:
+    print(error)
+"""
+    )
+    glyph_folder(tmp_path / "photos", range(2))
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    if "No module named" in done.stderr and "timm" in done.stderr:
+        pytest.skip("timm is not installed")
+    assert "from https://huggingface.co/timm/resnet18.a1_in1k failed" in done.stdout, done.stderr[-2000:]
+    assert "pass it as --weights FILE" in done.stdout
 
 
 def test_an_unknown_backbone_is_an_error_with_a_suggestion(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_evaluate_skips_unknown_classes(cli: Cli, two_steps: Path, tmp_path: Pat
 def test_forget_prints_what_it_removed(cli: Cli, model_path: Path) -> None:
     forgotten = cli("forget", model_path, "B", "E")
     assert "forgot B, E" in forgotten.out
-    assert "nothing of them is left" in forgotten.out
+    assert "no image or name of theirs is left" in forgotten.out
     assert cli("undo", model_path).code == 2
     assert "forgot 2 classes" in cli("history", model_path).out
     assert "unknown class 'B'" in cli("forget", model_path, "B").err

@@ -161,6 +161,25 @@ def test_a_model_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         learn(tmp_path / "model", photo_folder(tmp_path / "more", ["c", "d"]))
 
 
+def test_a_model_may_keep_only_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = photo_folder(tmp_path / "1", ["a", "b"]), photo_folder(tmp_path / "2", ["c", "d"])
+    place = learn(tmp_path / "model", first, keep="statistics")
+    with pytest.raises(UsageError, match="this model keeps statistics only, which is fixed"):
+        learn(tmp_path / "model", second, keep="features")
+    learn(tmp_path / "model", second)
+    assert not (place.path / "memory").exists()
+    together = learn(tmp_path / "together", first, second, keep="features", holdout=0.1)
+    with pytest.raises(UsageError, match="this model keeps all features, which is fixed"):
+        learn(tmp_path / "together", second, memory=0)
+    photos = photo_folder(tmp_path / "test", ["a", "b", "c", "d"], count=12)
+    answers = {name: max(row, key=lambda c: row[c]) for name, row in probabilities(place, photos).items()}
+    assert sum(answer == Path(name).parent.name for name, answer in answers.items()) >= 40, "of 48"
+    assert forget(place, ["a"]).remains == "statistics"
+    assert forget(together, ["a"]).remains == "nothing"
+    with pytest.raises(UsageError, match="--keep is for methods that train nothing, not for wa: use --memory"):
+        learn(tmp_path / "wa", first, method="wa", keep="statistics")
+
+
 def test_the_order_of_steps_changes_no_bit(tmp_path: Path) -> None:
     first, second = photo_folder(tmp_path / "1", ["a", "b"]), photo_folder(tmp_path / "2", ["c", "d"])
     together = photo_folder(tmp_path / "3", ["a", "b", "c", "d"])

@@ -115,7 +115,7 @@ def test_bursts_count_as_one_image() -> None:
     merged, kept, group = merge_bursts(many, kinds)
     assert len(merged) == len(kept) == 12
     assert (group[12:] == group[0]).all()
-    torch.testing.assert_close(merged[0], torch.cat([rows[:1], burst]).double().mean(0))
+    torch.testing.assert_close(merged[0], torch.cat([rows[:1], burst]).mean(0))
     plain, with_burst = fit_ridge(rows, labels, 2), fit_ridge(many, kinds, 2)
     assert with_burst.loo is not None
     assert with_burst.loo.shape == (42, 2)

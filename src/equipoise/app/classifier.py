@@ -147,7 +147,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             "net.weights": self.weights and str(self.weights),
         }
         sections = with_settings(self.settings or {}, named)
-        recipe, method = default_recipe(sections.get("net", {}).get("backbone"))
+        recipe, method = default_recipe(sections.get("net", {}))
         if features:
             embeddings = shape[0] >= EMBEDDING and self.backbone == "auto"
             recipe, method = "features", "ridge" if embeddings or self.backbone == "identity" else "wa"

@@ -98,8 +98,9 @@ def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
     settings = model.settings
     rehearsed = len(plan.images) - len(step.images)
     beside = f" and {counted(rehearsed, 'exemplar')} of {counted(step.old, 'old class')}" if step.old else ""
-    if model.keeps_all:
-        beside = f", with {counted(len(model.memory), 'image')} of {counted(step.old, 'old class')}" if step.old else ""
+    if step.old and model.method.rehearsal == "kept":
+        kept = counted(len(model.memory), "image") if model.keeps_all else "statistics"
+        beside = f", with {kept} of {counted(step.old, 'old class')}"
     held = f", {plan.held:,} held out" if plan.held else ""
     training = f", {counted(plan.epochs, 'epoch')}: about {duration(seconds)}" if plan.trains else ", solved at once"
     lines = [
@@ -116,7 +117,9 @@ def result_lines(result: StepResult) -> list[str]:
     """Describe the result of a step."""
     if result.accuracy is None:
         return ["[bold]done[/]; accuracy unknown, because no images were held out"]
-    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/] on {evaluated_on(result)}"]
+    macro = percent(result.accuracy_macro)
+    macro = f" (macro {macro})" if result.accuracy_macro is not None and macro != percent(result.accuracy) else ""
+    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/]{macro} on {evaluated_on(result)}"]
     if result.total_old and result.total_new:
         if result.gamma is not None:
             lines[0] += f" ({percent(result.accuracy_uncorrected)} before the correction)"

@@ -17,6 +17,7 @@ from equipoise.engine.evaluate import predict_all, predictions_from
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.step import evaluation, now
 from equipoise.errors import RunError, UsageError, unknown_name
+from equipoise.learn.closed_form import ClosedForm
 from equipoise.learn.runtime import Runtime
 from equipoise.version import __version__
 
@@ -29,7 +30,7 @@ class Forgotten:
     images: int
     scanned: int
     result: StepResult
-    remains: Literal["nothing", "head", "backbone"]
+    remains: Literal["nothing", "statistics", "head", "backbone"]
     """What was trained with the removed classes and is still in use."""
 
 
@@ -59,8 +60,16 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         images = place.images_of(place.config())
         shared = {name for kind in KINDS for mine in images.of(kind) for name in mine}  # also in another class
         scanned = verify(place, gone, {name: data for name, data in contents.items() if name not in shared})
-    remains: Literal["nothing", "head", "backbone"] = "backbone" if model.extractor is None else "head"
-    return Forgotten(gone, count, scanned, result, "nothing" if model.keeps_all else remains)
+    return Forgotten(gone, count, scanned, result, remaining(model))
+
+
+def remaining(model: Model) -> Literal["nothing", "statistics", "head", "backbone"]:
+    """Return what still depends on removed classes."""
+    if model.keeps_all:
+        return "nothing"
+    if model.method.rehearsal == "kept":
+        return "statistics" if isinstance(model.method, ClosedForm) else "nothing"
+    return "backbone" if model.extractor is None else "head"
 
 
 def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
@@ -75,14 +84,17 @@ def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
 
 def _evaluate(model: Model, count: int) -> StepResult:
     classes, kept = len(model.classes), model.memory.images()
-    if kept is not None and model.method.loo_logits is not None and not len(model.holdout):
-        predictions = predictions_from(model.method.loo_logits, kept.labels)
+    method = model.method
+    loo = method.loo_logits if not len(model.holdout) else None
+    if kept is not None and loo is not None:
+        predictions = predictions_from(loo, kept.labels[method.loo_rows])
     else:
         predictions = predict_all(model.over(model.holdout))
     return StepResult(
         step=len(model.steps) + 1,
         kind="forget",
         forgotten=count,
+        evaluated="images" if loo is None else "leave-one-out",
         seen=classes,
         new=0,
         **evaluation(predictions, predictions, classes, model.method.steps, model.classes),

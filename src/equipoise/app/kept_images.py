@@ -32,7 +32,7 @@ def load_images(directory: Directory, model: Model, names: ModelImages) -> None:
     else:
         blocks = [read_block(directory, f"{file}.safetensors", model.stored_shape[0]) for _, _, file in found]
         ids = [name for block in blocks for name in block.ids]
-        kept = FeatureStore(torch.cat([block.features.float() for block in blocks]), ids=ids)
+        kept = FeatureStore(torch.cat([block.features for block in blocks]), ids=ids)
         sizes = torch.tensor([len(block.ids) for block in blocks])
         model.blocks = {block.name: block.ids for block in blocks}
     labels = torch.tensor([c for _, c, _ in found]).repeat_interleave(sizes)

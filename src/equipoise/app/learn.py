@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from equipoise.app.model import Model
 from equipoise.app.model_dir import PENDING, ModelDir
@@ -35,9 +35,10 @@ class LearnOptions:
 
     method: str | None = None
     backbone: str | None = None
-    weights: Path | None = None
+    weights: Path | str | None = None
     image_size: int | None = None
     recipe: str | None = None
+    keep: Literal["features", "statistics"] | None = None
     memory: int | str | None = None
     epochs: int | None = None
     seed: int | None = None
@@ -52,7 +53,7 @@ class LearnOptions:
         named = {
             "net.backbone": self.backbone,
             "net.weights": self.weights and str(self.weights),
-            "memory.size": self.memory,
+            "memory.size": {"features": "all", "statistics": 0, None: self.memory}[self.keep],
             "train.epochs": self.epochs,
             "data.size": self.image_size,
         }
@@ -164,6 +165,7 @@ def open_model(place: ModelDir, found: FolderScan, wanted: LearnOptions) -> Mode
     model.check_takes_photos()
     model.check_engine()
     _reject_changes(model, wanted, runtime)
+    _reject_keep(model, wanted)
     model.change_memory(wanted.sections().get("memory", {}))
     return model
 
@@ -181,7 +183,7 @@ def _reject_experiment_settings(wanted: LearnOptions, runtime: Runtime) -> None:
 def new_model(found: FolderScan, wanted: LearnOptions) -> Model:
     """Return a new model for the photos of a folder."""
     sections = wanted.sections()
-    recipe, method = default_recipe(sections.get("net", {}).get("backbone"))
+    recipe, method = default_recipe(sections.get("net", {}))
     settings = resolve("folder", wanted.method or method, wanted.recipe or recipe, wanted.seed or 0, sections)
     if "size" not in sections.get("data", {}):
         files = [file for files in found.classes.values() for file in files]
@@ -189,22 +191,34 @@ def new_model(found: FolderScan, wanted: LearnOptions) -> Model:
         settings = replace(settings, data=settings.data | {"size": size})
     shape = (3, settings.data["size"], settings.data["size"])
     check_size(shape[1])
-    return Model.create(settings, shape, photo_augment(shape, settings))
+    model = Model.create(settings, shape, photo_augment(shape, settings))
+    _reject_keep(model, wanted)
+    return model
+
+
+def _reject_keep(model: Model, wanted: LearnOptions) -> None:
+    """Raise an error for --keep where it does not apply."""
+    if wanted.keep and model.method.rehearsal != "kept":
+        raise UsageError(f"--keep is for methods that train nothing, not for {model.settings.method}: use --memory")
+    if wanted.keep and wanted.memory is not None:
+        raise UsageError("--keep and --memory say the same: remove one of them")
 
 
 def photo_augment(shape: Shape, settings: Settings) -> Augment:
     """Return the augmentation of photos: shifted and flipped, normalised with ImageNet's statistics."""
     mean, std = (MEAN, STD) if shape[0] == 3 else ((0.5,), (0.25,))
-    statistics = {"mean": mean, "std": std} | input_statistics(settings.net.backbone)
+    statistics = {"mean": mean, "std": std} | input_statistics(settings.net.backbone, settings.net.weights)
     augment = replace(Augment(pad=max(shape[1] // 8, 1), flip=True), **statistics, **settings.augment)
     if augment.resized_crop:
         raise UsageError("augment.resized_crop is only for experiments: set it to false")
     return augment
 
 
-def default_recipe(backbone: str | None) -> tuple[str, str]:
+def default_recipe(net: Mapping[str, Any]) -> tuple[str, str]:
     """Return recipe and method of a new model: closed form on a pretrained backbone, or WA from random weights."""
-    return ("photos", "ridge") if backbone is None or backbone in PRETRAINED else ("folder", "wa")
+    backbone = net.get("backbone")
+    pretrained = backbone is None or backbone in PRETRAINED or (backbone.startswith("timm:") and net.get("weights"))
+    return ("photos", "ridge") if pretrained else ("folder", "wa")
 
 
 def size_for(backbone: str, short_side: int) -> int:

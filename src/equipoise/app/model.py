@@ -83,6 +83,10 @@ class Model(Learner):
 
     def change_memory(self, changes: Mapping[str, Any]) -> None:
         """Change the settings of the memory; its exemplars stay until the next step."""
+        size = changes.get("size", self.memory.size)
+        if self.method.rehearsal == "kept" and (size == "all") != (self.memory.size == "all"):
+            kept = "all features" if self.keeps_all else "statistics only"
+            raise UsageError(f"this model keeps {kept}, which is fixed when it is created: remove --keep and --memory")
         exemplars = self.memory.exemplars
         self.settings = replace(self.settings, memory=self.settings.memory | dict(changes))
         self.memory = self.settings.make_memory()

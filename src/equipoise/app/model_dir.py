@@ -43,6 +43,8 @@ from equipoise.version import __version__
 
 BACKBONE = "backbone.safetensors"
 LINKED = ("steps.json", "images.json", "model.safetensors")
+KEPT_VERSIONS = 10
+"""Steps that can be undone; earlier versions are deleted."""
 PENDING = ".step"
 """Where the current step is checkpointed."""
 VERSION_FILES = re.compile(rf"config\.json|{'|'.join(map(re.escape, LINKED))}|{TEMPORARY.pattern}", re.DOTALL)
@@ -278,7 +280,7 @@ class ModelDir:
         # nothing is deleted, and `undo` can still go back.
         with suppress(RunError, OSError):
             self._update_top(config)
-            history = self.history_of(config)
+            history = self.history_of(config)[: KEPT_VERSIONS + 1]
             self._delete_versions({config.version for config in history})
             self._delete_images(history)
 

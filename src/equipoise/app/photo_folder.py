@@ -210,9 +210,9 @@ def _store_pixels(images: Iterator[tuple[int, Tensor]], files: Sequence[tuple[st
 
 def _store_features(images: Iterator[tuple[int, Tensor]], count: int, extractor: Extractor) -> FeatureStore:
     """Pass every image through the network once; pixels are not kept."""
-    features = torch.zeros(count, extractor.width)
+    features = torch.zeros(count, extractor.width, dtype=torch.float16)  # they are rounded already
     while batch := list(islice(images, CHUNK)):
-        features[[row for row, _ in batch]] = extractor.rows(torch.stack([image for _, image in batch]))
+        features[[row for row, _ in batch]] = extractor.rows(torch.stack([image for _, image in batch])).half()
     return FeatureStore(features)
 
 

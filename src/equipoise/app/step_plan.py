@@ -95,8 +95,14 @@ class StepPlan:
         result = replace(learned, step=len(model.steps) + 1, held_out=self.held)
         result = replace(result, warning=unfairness(learned), advice=advice(learned, model))
         result = replace(result, classes=self.added, extended=self.extended)
-        model.steps.append(result)
+        model.steps = [shortened(step) for step in model.steps] + [result]
         return result
+
+
+def shortened(step: StepResult) -> StepResult:
+    """Return the result of an earlier step with its own classes only: a thousand steps would list a million classes."""
+    own = {*step.classes, *step.extended}
+    return replace(step, per_step=[], per_class=[entry for entry in step.per_class if entry.name in own])
 
 
 def advice(result: StepResult, model: Model) -> str | None:

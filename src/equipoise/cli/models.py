@@ -6,7 +6,7 @@ import json as json_module
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -30,6 +30,7 @@ def learn(
     extend: Flag = False,
     holdout: float | None = None,
     method: str | None = None,
+    keep: Literal["features", "statistics"] | None = None,
     memory: str | None = None,
     epochs: str = "auto",
     backbone: str | None = None,
@@ -59,15 +60,19 @@ def learn(
     method
         Learning method, fixed when the model is created (default: ridge, which trains nothing); see
         `equipoise methods`.
+    keep
+        What methods that train nothing keep on disk, fixed when the model is created: features of all images, or only
+        statistics (class means and one matrix), without which no class can be removed exactly (default: features).
     memory
-        Number of exemplars to keep, or all (default: all features for methods that train nothing, else 2000).
+        Number of exemplars to keep, for methods that train (default: 2000).
     epochs
         Number of epochs; auto chooses it from the number of images.
     backbone
         lite0, lite1 or lite2 with ImageNet weights, or from random weights resnet32, resnet18 or timm:NAME; fixed when
         the model is created (default: lite0).
     weights
-        Safetensors file with pretrained weights of the backbone; only when the model is created.
+        Safetensors file with pretrained weights of the backbone, or hub to download those of timm:NAME; only when the
+        model is created.
     image_size
         Width and height of images in pixels, fixed when the model is created; auto chooses it from the images.
     recipe
@@ -96,6 +101,7 @@ def learn(
         weights=weights,
         image_size=_auto(image_size, "image-size"),
         recipe=recipe,
+        keep=keep,
         memory=memory and (memory if memory == "all" else _auto(memory, "memory")),
         epochs=_auto(epochs, "epochs"),
         seed=seed,
@@ -252,6 +258,7 @@ def undo(model: ModelPath, *, json: Flag = False) -> None:
 
 REMAINS = {
     "nothing": "the model now predicts as if it had never seen them",
+    "statistics": "the matrix of all features still contains theirs; if that is a concern, learn with --keep features",
     "head": "the head was trained with them; if that is a concern, train a new model without them",
     "backbone": "the backbone's weights were trained with them; if that is a concern, train a new model without them",
 }
@@ -277,7 +284,7 @@ def forget(model: ModelPath, classes: Annotated[list[str], Repeated], /, *, json
         print(json_module.dumps(asdict(gone), ensure_ascii=False))
         return
     print(f"forgot {', '.join(map(str, gone.classes))}; {counted(gone.images, 'image')} removed")
-    print(f"searched all {gone.scanned:,} files of {model}: nothing of them is left, and no step can be undone")
+    print(f"searched all {gone.scanned:,} files of {model}: no image or name of theirs is left; no step can be undone")
     print(REMAINS[gone.remains])
 
 

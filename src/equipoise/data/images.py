@@ -47,7 +47,7 @@ class TensorStore:
     """All pixels in one uint8 tensor, N × C × H × W, or rows of features as floats, N × features × 1 × 1."""
 
     def __init__(self, pixels: Tensor) -> None:
-        features = pixels.dtype == torch.float32 and pixels.shape[2:] == (1, 1)
+        features = pixels.dtype in (torch.float32, torch.float16) and pixels.shape[2:] == (1, 1)
         if pixels.dim() != 4 or not (pixels.dtype == torch.uint8 or features):
             raise DataError(
                 f"images must be uint8 of shape N × C × H × W, got {pixels.dtype} of shape {tuple(pixels.shape)}"
@@ -74,7 +74,7 @@ class FeatureStore(TensorStore):
     Parameters
     ----------
     features
-        One row per image.
+        One row per image, in 32 or 16 bits; read in 32.
     source
         The images that they were computed from, in the same order, where somebody may want to see them.
     ids
@@ -83,7 +83,10 @@ class FeatureStore(TensorStore):
 
     def __init__(self, features: Tensor, source: Images | None = None, ids: Sequence[str] = ()) -> None:
         super().__init__(features[:, :, None, None])
-        self.source, self.ids = source, ids
+        self.source, self.ids, self.dtype = source, ids, torch.float32
+
+    def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
+        return super().read(rows, crops).float()
 
 
 class FileStore:

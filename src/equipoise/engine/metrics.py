@@ -42,6 +42,12 @@ def per_class(labels: Tensor, predicted: Tensor, names: Sequence[Label]) -> list
     ]
 
 
+def macro_accuracy(classes: Sequence[ClassResult]) -> float | None:
+    """Return the mean accuracy of the classes that have images, each counting the same; None if there are none."""
+    known = [result.accuracy for result in classes if result.accuracy is not None]
+    return sum(known) / len(known) if known else None
+
+
 def per_step(labels: Tensor, predicted: Tensor, sizes: Sequence[int]) -> list[float | None]:
     """Return the accuracy on the classes of each step so far."""
     step_of = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))

@@ -78,6 +78,8 @@ class StepResult:
     """How: on images that were not trained on, or on all images, each predicted by the solution without it."""
     accuracy: float | None = None
     """Top-1 accuracy on all classes seen; None without evaluation images."""
+    accuracy_macro: float | None = None
+    """Mean accuracy of the classes, each counting the same however many images it has."""
     accuracy_top5: float | None = None
     """Top-5 accuracy."""
     accuracy_uncorrected: float | None = None

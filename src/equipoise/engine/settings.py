@@ -47,7 +47,8 @@ class NetSettings:
     flip_tta: bool = False
     """Average over an image and its horizontal flip in evaluation."""
     weights: str | None = None
-    """pretrained (installed ImageNet weights), or a safetensors file (none: random initialisation)."""
+    """pretrained (installed ImageNet weights), a safetensors file, or hub to download those of timm:NAME (none: random
+    initialisation)."""
     frozen: bool = False
     """Never train the backbone: every image becomes a row of features, once, and methods work on these rows."""
     input_size: int | None = None

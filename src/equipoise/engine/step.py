@@ -140,9 +140,9 @@ def _evaluate(fit: Fit, images: InferencePass) -> Predictions:
 
     Without evaluation images, a method that can predict its training images without having seen them does so.
     """
-    everything, loo_logits = fit.everything, fit.method.loo_logits
-    if not len(images.images) and everything is not None and loo_logits is not None:
-        return predictions_from(loo_logits, everything.labels)
+    everything, method = fit.everything, fit.method
+    if not len(images.images) and everything is not None and method.loo_logits is not None:
+        return predictions_from(method.loo_logits, everything.labels[method.loo_rows])
     predictions = predict_all(images)
     if fit.step.seen > 1 and len(predictions.labels) > 1 and predictions.all_alike:
         what = f"all evaluation images get the same logits after step {fit.step.index}: the training has collapsed"
@@ -169,7 +169,8 @@ def evaluation(
         "errors": metrics.error_counts(labels, predicted, old),
         "errors_uncorrected": metrics.error_counts(labels, before.top1, old),
         "per_step": metrics.per_step(labels, predicted, sizes),
-        "per_class": metrics.per_class(labels, predicted, names),
+        "per_class": (classes := metrics.per_class(labels, predicted, names)),
+        "accuracy_macro": metrics.macro_accuracy(classes),
     }
 
 

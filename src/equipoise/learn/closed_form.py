@@ -63,8 +63,8 @@ class ClosedForm(Method):
         features, labels = self.rows(fit, images)
         order = canonical_order(features)
         figures = self.solve_rows(features[order], labels[order], classes)
-        if self.loo_logits is not None:
-            self.loo_logits = self.loo_logits[order.argsort()]
+        if self.loo_rows is not None:
+            self.loo_rows = order[self.loo_rows]
         return figures
 
     # ---- what differs between methods

@@ -55,7 +55,7 @@ class Method(nn.Module):
     """Old images to train on: "memory" (the exemplars), "all" (joint training), "none", or "kept": nothing is
     trained, and images are kept only where the memory keeps all of them."""
     leaves_one_out = False
-    """Where the memory keeps all images, ``end`` sets ``loo_logits``: logits of each image, predicted without it."""
+    """Where the memory keeps all images, ``end`` sets ``loo_logits``, the logits of images that are left out."""
     uses_teacher = False
     """Keep the previous step's model, frozen, while a step is trained."""
     corrects = False
@@ -71,7 +71,8 @@ class Method(nn.Module):
         super().__init__()
         self.teacher: Any = None  # a snapshot of the same class
         self.timer = Timer()
-        self.loo_logits: Tensor | None = None  # leave-one-out logits of the images in ``fit.everything``
+        self.loo_logits: Tensor | None = None  # leave-one-out logits …
+        self.loo_rows: Tensor | None = None  # … of these images of ``fit.everything``
         self.sizes: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.long))
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)

@@ -27,6 +27,8 @@ CHUNK = 8192
 """Rows that are converted to float64 at a time."""
 CHOICES = 4_000_000
 """Logits, at most, that λ, temperature and offset are chosen on; more rows than that are sampled evenly."""
+SHOWN = 100_000_000
+"""Leave-one-out logits, at most, that are returned; of more images, every second, third … is evaluated."""
 FEW_IMAGES = 6.0
 """Offset of a class with one image, in calibrated logits, where the data cannot tell (see docs/performance.md)."""
 OFFSETS = (0.0, 2.0, 4.0, FEW_IMAGES, 8.0, 10.0)
@@ -80,8 +82,9 @@ class RidgeSolution:
     temperature: float
     offset: float
     """What a class with one image gets in addition, in calibrated logits; n images get it divided by √n."""
-    loo: Tensor | None = None
-    """Leave-one-out logits of every row."""
+    loo: Tensor
+    """Leave-one-out logits of the rows in ``loo_rows``."""
+    loo_rows: Tensor
 
 
 @contextmanager
@@ -104,13 +107,12 @@ def merge_bursts(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
         One row per group, in the order of first rows; ``group`` is the row that each image went to.
     """
     group = torch.arange(len(labels))
-    x = features.double()
-    unit = F.normalize(x - x.mean(0), dim=1)
-    for label in labels.unique().tolist():
-        mine = (labels == label).nonzero()[:, 0]
+    mean = torch.stack([part.double().sum(0) for part in features.split(CHUNK)]).sum(0) / len(labels)
+    for mine in labels.argsort(stable=True).split(labels.bincount().tolist()):
         if len(mine) > CHUNK:  # the matrix below would not fit in memory, and so many images are no burst
             continue
-        near = (unit[mine] @ unit[mine].T > BURST).tril(-1)
+        unit = F.normalize(features[mine].double() - mean, dim=1)
+        near = (unit @ unit.T > BURST).tril(-1)
         leads = torch.ones(len(mine), dtype=torch.bool)
         for row in near.any(1).nonzero()[:, 0].tolist():  # join the first group that is led by a similar image
             leaders = (near[row] & leads).nonzero()[:, 0]
@@ -120,8 +122,13 @@ def merge_bursts(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
     kept, group = group.unique(return_inverse=True)
     if len(kept) == len(labels):
         return features, labels, group
-    total = torch.zeros(len(kept), x.shape[1], dtype=torch.float64).index_add_(0, group, x)
-    return total / torch.bincount(group)[:, None], labels[kept], group
+    merged, sizes = features[kept], group.bincount()
+    several = sizes > 1
+    rows = several[group].nonzero()[:, 0]
+    total = torch.zeros(int(several.sum()), features.shape[1], dtype=torch.float64)
+    total.index_add_(0, (several.cumsum(0) - 1)[group[rows]], features[rows].double())
+    merged[several] = (total / sizes[several, None]).to(merged.dtype)
+    return merged, labels[kept], group
 
 
 def moments(features: Tensor, labels: Tensor, classes: int, even: bool = True) -> Moments:
@@ -225,15 +232,17 @@ def fit_ridge(
         strength, temperature, offset = choose_ridge(path, rows, mine, strength)
         extra = offset / path.known.counts.sqrt()
         weight, bias = path.solve(strength)
-        chunks = zip(rows.split(CHUNK), mine.split(CHUNK), strict=True)
-        loo = torch.cat([path.leave_one_out(x, y, strength).float() for x, y in chunks]) / temperature + extra
+        shown = torch.arange(0, len(labels), max(1, -(-len(labels) * classes // SHOWN)))
+        parts = group[shown].split(CHUNK)
+        loo = [(path.leave_one_out(rows[p], mine[p], strength) / temperature + extra)[:, place].float() for p in parts]
         return RidgeSolution(
             weight[place] / temperature,
             (bias / temperature + extra)[place],
             strength,
             temperature,
             offset,
-            loo[group][:, place],
+            torch.cat(loo),
+            shown,
         )
 
 

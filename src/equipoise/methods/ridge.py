@@ -32,7 +32,7 @@ class Ridge(ClosedForm):
     def solve_rows(self, features: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
         solution = fit_ridge(features, labels, classes, self.even, self.strength)
         self.set_head(solution.weight, solution.bias)
-        self.loo_logits = solution.loo
+        self.loo_logits, self.loo_rows = solution.loo, solution.loo_rows
         return {"strength": solution.strength, "temperature": solution.temperature, "offset": solution.offset}
 
     def solve_moments(self, known: Moments, step: Step, fit: Fit) -> dict[str, float]:

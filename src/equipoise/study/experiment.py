@@ -53,7 +53,8 @@ class Experiment:
         settings.runtime.start()
         if settings.stream.validation:
             dataset = dataset.with_validation(settings.stream.validation)
-        augment = replace(dataset.augment, **input_statistics(settings.net.backbone), **settings.augment)
+        statistics = input_statistics(settings.net.backbone, settings.net.weights)
+        augment = replace(dataset.augment, **statistics, **settings.augment)
         learner = Learner.create(settings, dataset.train.store.shape, augment)
         stream = ClassStream(dataset, settings.stream.steps, settings.stream.order, settings.stream.classes)
         if learner.method.rehearsal == "memory":

@@ -32,11 +32,11 @@ def extract_cached(images: Images, extractor: Extractor) -> Images:
     name = digest(of + extractor.identity()).hex() + ".safetensors"
     features = distributed.broadcast(lambda: _read(cache, name, len(images), extractor.width))
     if features is None:
-        features = extractor.extract(images, _show_progress if distributed.is_main() else None)
+        features = extractor.extract(images, _show_progress if distributed.is_main() else None).half()
         if distributed.is_main() and len(images) >= MIN_CACHED:
             with suppress(EquipoiseError, OSError):  # without a cache, the next run only takes longer
                 cache.make_dir()
-                write_tensors(cache, name, {"features": features.half()})
+                write_tensors(cache, name, {"features": features})
     return replace(images, store=FeatureStore(features, images), rows=torch.arange(len(images)))
 
 
@@ -44,8 +44,8 @@ def _read(cache: Directory, name: str, images: int, width: int) -> Tensor | None
     if not cache.is_file(name):
         return None
     with suppress(EquipoiseError, KeyError):
-        features = read_tensors(cache, name)["features"].float()
-        if features.shape == (images, width) and bool(features.isfinite().all()):
+        features = read_tensors(cache, name)["features"]
+        if features.shape == (images, width) and features.dtype == torch.float16 and bool(features.isfinite().all()):
             return features
     return None
 

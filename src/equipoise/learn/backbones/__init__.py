@@ -17,6 +17,7 @@ from equipoise.learn.backbones.mlp import MLP, Identity
 from equipoise.learn.backbones.pretrained import load_pretrained
 from equipoise.learn.backbones.resnet import resnet18, resnet32
 from equipoise.learn.backbones.small import SmallNet
+from equipoise.learn.backbones.timm_net import TimmNet, download
 from equipoise.learn.backbones.weights import load_weights
 
 T = TypeVar("T", bound=Backbone)
@@ -41,6 +42,8 @@ ROWS = ("mlp", "identity")
 """Backbones for rows of features instead of images."""
 PRETRAINED_WEIGHTS = "pretrained"
 """The value of net.weights that stands for installed weights instead of a file."""
+HUB = "hub"
+"""The value of net.weights by which the user agrees to a download."""
 
 
 def check_backbone(name: str) -> None:
@@ -61,7 +64,7 @@ class Architecture:
     bf16: bool = False
     """Compute in bfloat16."""
     weights: str | None = None
-    """A safetensors file with pretrained weights, or "pretrained" for those that are installed."""
+    """A safetensors file with pretrained weights, "pretrained" for those that are installed, or "hub" to download."""
     frozen: bool = False
     """Never train the network."""
     input_size: int | None = None
@@ -80,8 +83,6 @@ class Architecture:
         if self.input_size is not None and self.shape[1:] == (1, 1):
             raise UsageError("net.input_size is for images, not for rows of features: remove it")
         if self.name.startswith("timm:"):
-            from equipoise.learn.backbones.timm_net import TimmNet
-
             made: Backbone = TimmNet(self.name.removeprefix("timm:"), self.shape[0], self.input_size or self.shape[1])
         else:
             made = self._own_net(final_relu)
@@ -89,8 +90,15 @@ class Architecture:
         if self.weights == PRETRAINED_WEIGHTS:
             load_pretrained(net, self.name)
         elif self.weights is not None:
-            load_weights(net, Path(self.weights))
+            load_weights(net, self._weights_file(self.weights))
         return net.freeze() if self.frozen else net
+
+    def _weights_file(self, weights: str) -> Path:
+        if weights != HUB:
+            return Path(weights)
+        if not self.name.startswith("timm:"):
+            raise UsageError(f"--weights hub is for networks of timm, not for {self.name}: use --backbone timm:NAME")
+        return download(self.name.removeprefix("timm:"))
 
     def configure(self, net: T) -> T:
         """Apply the common options to a network that a method builds itself."""

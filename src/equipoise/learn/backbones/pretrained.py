@@ -14,6 +14,7 @@ from torch import Tensor
 
 from equipoise.errors import UsageError
 from equipoise.learn.backbones.base import Backbone
+from equipoise.learn.backbones.timm_net import timm_statistics
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ def load_pretrained(net: Backbone, name: str) -> None:
     net.load_state_dict(dict(zip(own, stored.values(), strict=False)))  # same order; the classifier comes last
 
 
-def input_statistics(backbone: str) -> dict[str, Any]:
-    """Return the mean and standard deviation of pixels that a network was trained with, if it has installed weights."""
+def input_statistics(backbone: str, weights: str | None) -> dict[str, Any]:
+    """Return the mean and standard deviation of pixels that pretrained weights need, if they are known."""
+    if backbone.startswith("timm:") and weights is not None:
+        return timm_statistics(backbone.removeprefix("timm:"))
     known = PRETRAINED.get(backbone)
     return {} if known is None else {"mean": (known.mean,), "std": (known.std,)}

@@ -1,7 +1,8 @@
-"""Any timm network as a backbone, with local weights only: nothing is downloaded."""
+"""Any timm network as a backbone. Weights are downloaded only if the user asks for it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,18 +18,31 @@ class TimmNet(Backbone):
 
     def __init__(self, name: str, channels: int, size: int) -> None:
         super().__init__()
-        timm = require("timm", "timm", f"the backbone timm:{name}")
-        options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
+        self.name, self.channels, self.size = name, channels, size
         try:
-            try:
-                self.net = timm.create_model(name, img_size=size, **options)
-            except TypeError:  # convolutional networks take any size and have no such option
-                self.net = timm.create_model(name, **options)
+            self.net = self._create()
         except (RuntimeError, ValueError, AssertionError) as error:
             raise UsageError(f"timm cannot make '{name}' for {size}-pixel images ({error})") from error
         with torch.no_grad():  # timm's num_features is not always the width of the output
             self.width = int(self.net.eval()(torch.zeros(1, channels, size, size)).shape[1])
         self.map_widths = []
+
+    def _create(self, **options: Any) -> Any:
+        timm = require_timm(self.name)
+        options = {"pretrained": False, "num_classes": 0, "in_chans": self.channels} | options
+        try:
+            return timm.create_model(self.name, img_size=self.size, **options)
+        except TypeError:  # convolutional networks take any size and have no such option
+            return timm.create_model(self.name, **options)
+
+    def convert(self, file: Path) -> bool:
+        """Load a safetensors file as timm does, with other names and image sizes; return whether it fits."""
+        overlay = {"file": str(file), "custom_load": False}
+        try:
+            self.net = self._create(pretrained=True, pretrained_cfg_overlay=overlay)
+        except Exception:  # timm's converters fail in any way at files that are not for them
+            return False
+        return True
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         raise UsageError("this method needs feature maps, which timm networks do not return: choose another --method")
@@ -37,3 +51,30 @@ class TimmNet(Backbone):
         with self.autocast(x):
             features: Tensor = self.net(self.resize(x))
         return features.float()
+
+
+def require_timm(name: str) -> Any:
+    return require("timm", "timm", f"the backbone timm:{name}")
+
+
+def timm_statistics(name: str) -> dict[str, Any]:
+    """Return the mean and standard deviation of pixels that the published weights of a network were trained with."""
+    config = require_timm(name).get_pretrained_cfg(name)
+    return {} if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
+
+
+def download(name: str) -> Path:
+    """Return the published weights of a network as a safetensors file, from the Hugging Face hub or its cache."""
+    feature = f"downloading timm:{name}"
+    config = require_timm(name).get_pretrained_cfg(name)
+    hub: Any = require("huggingface_hub", "hub", feature)
+    if config is None or not config.hf_hub_id:
+        raise UsageError(f"timm knows no weights for '{name}' on the Hugging Face hub: name a safetensors file")
+    try:
+        return Path(hub.hf_hub_download(config.hf_hub_id, config.hf_hub_filename or "model.safetensors"))
+    except Exception as error:  # no network, no such file, no permission, a proxy, …
+        page = f"https://huggingface.co/{config.hf_hub_id}"
+        raise UsageError(
+            f"{feature} from {page} failed ({type(error).__name__}): fetch model.safetensors from there with a "
+            "browser, and pass it as --weights FILE"
+        ) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from equipoise.core.tensors import parse
 from equipoise.errors import RunError, UsageError
 from equipoise.learn.backbones.base import Backbone
+from equipoise.learn.backbones.timm_net import TimmNet
 
 HEADS = ("head.", "fc.", "classifier.", "head_drop.")
 """Names of the last layer in other libraries' files; it is not loaded."""
@@ -29,13 +30,14 @@ def load_weights(backbone: Backbone, file: Path) -> None:
         tensors = {name if name in own else f"net.{name}": value for name, value in tensors.items()}
     unknown = sorted(n for n in tensors if n not in own and not n.removeprefix("net.").startswith(HEADS))
     missing = sorted(name for name in own if name not in tensors)
+    wrong = [name for name in own if name not in missing and tensors[name].shape != own[name].shape]
+    problem = None
     if unknown or missing:
-        what = f"{missing[0]} is missing" if missing else f"{unknown[0]} is unknown"
-        raise UsageError(f"the weights {file} do not fit this backbone: {what}")
-    for name, value in own.items():
-        if tensors[name].shape != value.shape:
-            raise UsageError(
-                f"the weights {file} do not fit this backbone: {name} has shape {tuple(tensors[name].shape)}, "
-                f"expected {tuple(value.shape)}"
-            )
-    backbone.load_state_dict({name: tensors[name] for name in own})
+        problem = f"{missing[0]} is missing" if missing else f"{unknown[0]} is unknown"
+    elif wrong:
+        found, expected = tuple(tensors[wrong[0]].shape), tuple(own[wrong[0]].shape)
+        problem = f"{wrong[0]} has shape {found}, expected {expected}"
+    if problem is None:
+        backbone.load_state_dict({name: tensors[name] for name in own})
+    elif not (isinstance(backbone, TimmNet) and file.suffix == ".safetensors" and backbone.convert(file)):
+        raise UsageError(f"the weights {file} do not fit this backbone: {problem}")
