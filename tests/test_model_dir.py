@@ -50,6 +50,25 @@ def test_undo_goes_back_to_the_first_step_and_no_further(model_path: Path) -> No
         undo(model_path)
 
 
+def test_old_versions_are_deleted(
+    model_path: Path, glyph_steps: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.app.model_dir.KEPT_VERSIONS", 1)
+    learn(model_path, glyph_steps[2], epochs=1)
+    assert len(list((model_path / "versions").iterdir())) == 2
+    undo(model_path)
+    assert len(ModelDir(model_path).load(images=True).classes) == 6
+    with pytest.raises(UsageError, match="no earlier version"):
+        undo(model_path)
+
+
+def test_earlier_steps_list_only_their_own_classes(model_path: Path) -> None:
+    first, second = ModelDir(model_path).steps()
+    assert [entry.name for entry in first.per_class] == ["A", "B", "C"]
+    assert [entry.name for entry in second.per_class] == ["A", "B", "C", "D", "E", "F"]
+    assert first.per_step == [] != second.per_step
+
+
 def test_learning_again_after_undo_gives_the_same_bits(model_path: Path, glyph_steps: list[Path]) -> None:
     learn(model_path, glyph_steps[2], epochs=2)
     once = (model_path / "model.safetensors").read_bytes()

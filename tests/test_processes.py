@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.core import distributed
+from equipoise.core.extras import available
 from equipoise.core.launch_env import is_main_process
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images
@@ -27,6 +28,8 @@ from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
 from equipoise.errors import UsageError
 from equipoise.learn.backbones.fast import Whitening
+from equipoise.learn.backbones.lite import EfficientNetLite
+from equipoise.learn.extractor import ENGINES, Extractor
 from equipoise.learn.fit import Fit
 from equipoise.learn.importance import mean_over_images
 from equipoise.learn.inference import same_tensors as same
@@ -158,6 +161,21 @@ def compare_with_one_process() -> None:
     with distributed.local():
         torch.testing.assert_close(importance, fisher(shared, fit), rtol=1e-5, atol=1e-7)
     check_whitening()
+    check_features()
+
+
+def check_features() -> None:
+    """A frozen network computes the same bits, however many processes share the images."""
+    torch.manual_seed(0)
+    extractor = Extractor(EfficientNetLite(3), Augment((0.5,), (0.5,)), Runtime(threads=1), engine_installed())
+    pixels = torch.randint(256, (150, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    together = extractor.extract(Images.of(pixels))
+    with distributed.local():
+        assert torch.equal(extractor.extract(Images.of(pixels)), together)
+
+
+def engine_installed() -> str:
+    return "onnxruntime" if all(map(available, ENGINES["onnxruntime"])) else "torch"
 
 
 def check_whitening() -> None:
