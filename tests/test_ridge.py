@@ -182,3 +182,14 @@ def test_probabilities_are_calibrated() -> None:
 def test_a_given_strength_is_used() -> None:
     rows, labels = draw([10, 10], 5)
     assert fit_ridge(rows, labels, 2, strength=3.5).strength == 3.5
+
+
+def test_a_low_rank_is_solved_as_a_full_one() -> None:
+    rows, labels = draw([6, 9, 4], 120)
+    known = moments(rows, labels, 3)
+    low = RidgePath(known)
+    assert len(low.values) == 27 < 120
+    values, axes = torch.linalg.eigh(known.centred())
+    for strength in low.strengths():
+        solution = (axes @ (axes.T @ (known.means - known.mean).T / (values + strength)[:, None])).T
+        torch.testing.assert_close(low.solve(strength)[0], solution, rtol=1e-6, atol=1e-9)
