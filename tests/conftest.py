@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ def two_steps(glyph_steps: list[Path], tmp_path_factory: pytest.TempPathFactory)
 def model_path(two_steps: Path, tmp_path: Path) -> Path:
     """Return a copy of the model that has learned two steps."""
     return shutil.copytree(two_steps, tmp_path / "model")
+
+
+@pytest.fixture
+def switch_often() -> Iterator[None]:
+    """Let threads take turns every 0.1 ms: more of what one does falls between two lines of the other."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(usual)
 
 
 def interruptible() -> None:

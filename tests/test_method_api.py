@@ -233,12 +233,6 @@ def check_sums_in_a_group() -> None:
         assert torch.equal(fit.features(images), features)
 
 
-@pytest.mark.slow
-def test_statistics_of_features_are_summed_over_processes() -> None:
-    pytest.importorskip("lightning_fabric")
-    run_in_group(check_sums_in_a_group)
-
-
 def check_frozen_in_a_group(weights: Path) -> None:
     """Two processes that train heads on a frozen backbone have the same weights afterwards."""
     experiment = prepared(weights=str(weights), frozen=True)
@@ -250,10 +244,15 @@ def check_frozen_in_a_group(weights: Path) -> None:
     assert same(distributed.broadcast(lambda: state), state)
 
 
+def check_in_a_group(weights: Path) -> None:
+    check_sums_in_a_group()
+    check_frozen_in_a_group(weights)
+
+
 @pytest.mark.slow
-def test_processes_share_the_training_of_a_head_on_a_frozen_backbone(tmp_path: Path) -> None:
+def test_processes_share_statistics_of_features_and_the_training_on_a_frozen_backbone(tmp_path: Path) -> None:
     pytest.importorskip("lightning_fabric")
-    run_in_group(partial(check_frozen_in_a_group, save_backbone(tmp_path)[0]))
+    run_in_group(partial(check_in_a_group, save_backbone(tmp_path)[0]))
 
 
 # ---- saved states

@@ -119,6 +119,7 @@ def test_history_fits_a_narrow_terminal(cli: Cli, two_steps: Path, monkeypatch: 
     assert max(map(len, shown.splitlines()[:6])) <= 80
 
 
+@pytest.mark.usefixtures("switch_often")
 def test_inspect_never_mixes_versions(model_path: Path) -> None:
     """Another thread learns and undoes a step meanwhile."""
     place = ModelDir(model_path)

@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from equipoise.methods.registry import registry
+from equipoise.testing import check_method
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
 FOSTER = EXAMPLE.parent / "foster" / "equipoise_foster.py"
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a process in which the plug-in is installed."""
+PROGRAM = """
+import sys
+from equipoise.cli import main
+from equipoise.testing import check_method
+for command in (
+    ["methods", "shrink"],
+    ["run", "digits", "--method", "shrink", "--epochs", "1", "--set", "method.factor=0.5", "--out", sys.argv[1]],
+):
+    try:
+        main(command)
+    except SystemExit as end:
+        assert not end.code, command
+check_method("shrink", distribute=False)
+print("all checks passed")
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Use the plug-in in a process in which it is installed; return the directory of a run, and what was printed."""
+    tmp_path = tmp_path_factory.mktemp("installed")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     info = tmp_path / f"equipoise_shrink-{project['version']}.dist-info"  # what an installer would write
     info.mkdir()
@@ -28,26 +51,23 @@ def environment(tmp_path: Path) -> dict[str, str]:
         for group, entries in project["entry-points"].items()
     ]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(EXAMPLE)])}
-
-
-def python(environment: dict[str, str], *arguments: str) -> str:
-    command = [sys.executable, *arguments]
+    path = [str(tmp_path), str(EXAMPLE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return tmp_path / "run", done.stdout
 
 
-def test_a_plugin_is_found_through_its_entry_point(environment: dict[str, str], tmp_path: Path) -> None:
-    assert "method.factor = 0.8" in python(environment, "-m", "equipoise", "methods", "shrink")
-    arguments = ("--method", "shrink", "--epochs", "1", "--set", "method.factor=0.5", "--out", str(tmp_path / "run"))
-    python(environment, "-m", "equipoise", "run", "digits", *arguments)
-    assert (tmp_path / "run" / "summary.json").is_file()
+def test_a_plugin_is_found_through_its_entry_point(installed: tuple[Path, str]) -> None:
+    run, printed = installed
+    assert "method.factor = 0.8" in printed
+    assert json.loads((run / "config.json").read_text())["settings"]["fields"]["factor"] == 0.5
+    assert (run / "summary.json").is_file()
 
 
-def test_a_plugin_passes_the_checks_of_a_method(environment: dict[str, str]) -> None:
-    code = "from equipoise.testing import check_method; check_method('shrink', distribute=False)"
-    python(environment, "-c", code)
+def test_a_plugin_passes_the_checks_of_a_method(installed: tuple[Path, str]) -> None:
+    assert installed[1].endswith("all checks passed\n")
 
 
 def test_the_plugin_needs_only_public_names() -> None:
@@ -67,11 +87,13 @@ def test_the_documentation_shows_the_example() -> None:
 
 
 @pytest.mark.slow
-def test_a_method_with_two_networks_and_a_compression_stage_passes_the_checks() -> None:
+def test_a_method_with_two_networks_and_a_compression_stage_passes_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was written from the documentation alone."""
-    environment = {**os.environ, "PYTHONPATH": str(FOSTER.parent)}
-    code = "from equipoise_foster import Foster; from equipoise.testing import check_method; check_method(Foster)"
-    python(environment, "-c", code)
+    monkeypatch.syspath_prepend(FOSTER.parent)
+    Foster = import_module("equipoise_foster").Foster
+    for name in Foster.variants:
+        monkeypatch.setitem(registry(), name, (Foster, {}))  # removed again after this test
+    check_method(Foster)
     text = FOSTER.read_text()
     assert len(text.splitlines()) <= 120
     assert re.findall("^from (equipoise[.a-z]*)", text, re.MULTILINE) == ["equipoise.methods"]

@@ -27,8 +27,10 @@ from equipoise.engine.results import StepResult
 from equipoise.errors import RunError, UsageError
 from equipoise.study.compare import compare, plan
 from equipoise.study.report import report
-from equipoise.study.report.groups import group_runs
+from equipoise.study.report.comparison_charts import comparison_figures
+from equipoise.study.report.groups import group_runs, read_comparison
 from equipoise.study.report.paper import paper_result
+from equipoise.study.report.run_charts import run_figures
 from equipoise.study.report.runs import RunRecord, read_run
 
 Page = Any
@@ -311,6 +313,15 @@ def test_bars_of_a_comparison(comparison: Path) -> None:
         cells = next(cells for cells in page.tables["times"] if cells[0] == name)
         seconds = [sum(row["seconds"] for row in metrics(run)) for run in runs]
         assert float(cells[1]) == pytest.approx(sum(seconds) / 2, abs=0.051)
+
+
+def test_charts_are_valid_vega_lite(comparison: Path, run_directory: Path) -> None:
+    """Reports do not validate them each time."""
+    groups = read_comparison(Directory(comparison))
+    figures = [*run_figures(read_run(Directory(run_directory))), *comparison_figures(groups)]
+    assert len(figures) == 9 + 4
+    for figure in figures:
+        figure.chart.to_dict()  # raises an error if it does not follow the schema
 
 
 # ---- damaged and incomplete runs

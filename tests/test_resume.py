@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -31,16 +32,16 @@ from tests.test_data import make_tree
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon"])
-@pytest.mark.parametrize("after", [0, 10, 33, 55])
-def test_a_run_that_was_interrupted_anywhere_ends_with_the_same_bits(after: int, optimizer: str, quick: Quick) -> None:
+def test_a_run_that_was_interrupted_anywhere_ends_with_the_same_bits(optimizer: str, quick: Quick) -> None:
     lr = 0.003 if optimizer == "adam" else 0.1
     overrides = {"train": {"epochs": 2, "optimizer": optimizer, "lr": lr}, "fields": {"bias": True}}
-    whole = quick(method="wa", overrides=overrides)
-    directory = whole.directory.with_name("stopped")
-    with pytest.raises(KeyboardInterrupt):
-        quick(method="wa", overrides=overrides, out=directory, listener=Stop(after))
-    quick(method="wa", overrides=overrides, out=directory)
-    assert_same_run(whole.directory, directory)
+    whole = quick(method="wa", overrides=overrides).directory
+    for after in (0, 10, 33, 55):
+        directory = whole.with_name(f"stopped after {after} batches")
+        with pytest.raises(KeyboardInterrupt):
+            quick(method="wa", overrides=overrides, out=directory, listener=Stop(after))
+        quick(method="wa", overrides=overrides, out=directory)
+        assert_same_run(whole, directory)
 
 
 def test_resume_repeats_no_finished_epoch(quick: Quick, tmp_path: Path) -> None:
@@ -62,21 +63,15 @@ def test_resume_repeats_no_finished_epoch(quick: Quick, tmp_path: Path) -> None:
     assert quick(listener=Stop(0), **three).steps[-1].step == 5  # finished: nothing is trained
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("whole") / "run"
-    subprocess.run([*COMMAND, "--out", str(directory)], check=True, capture_output=True)
-    return directory
-
-
-@pytest.mark.parametrize("checkpoint", [6])
-def test_a_killed_run_loses_nothing(checkpoint: int, uninterrupted: Path, tmp_path: Path) -> None:
-    """Kill the process when it has replaced the checkpoint this many times, and run the command again."""
+def test_a_killed_run_loses_nothing(quick: Quick, tmp_path: Path) -> None:
+    """Kill the process when it has replaced the checkpoint six times, and run the command again."""
     directory = tmp_path / "run"
-    process = subprocess.Popen([*COMMAND, "--out", str(directory)], stdout=subprocess.DEVNULL)
+    command = [*COMMAND, "--epochs", "8", "--out", str(directory)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     manifest, seen, last = directory / "checkpoint" / "step" / "stages.json", 0, b""
     deadline = time.monotonic() + 60
-    while seen < checkpoint and time.monotonic() < deadline and process.poll() is None:
+    while seen < 6 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.005)
         try:
             now = manifest.read_bytes()
         except FileNotFoundError:
@@ -85,9 +80,10 @@ def test_a_killed_run_loses_nothing(checkpoint: int, uninterrupted: Path, tmp_pa
             seen, last = seen + 1, now
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    again = subprocess.run([*COMMAND, "--out", str(directory)], capture_output=True, text=True)
+    again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert_same_run(uninterrupted, directory)
+    whole = quick(overrides={"train": {"epochs": 8}, "runtime": {"threads": 1}})
+    assert_same_run(whole.directory, directory)
 
 
 def test_ctrl_c_tells_how_to_continue(tmp_path: Path) -> None:
@@ -269,6 +265,14 @@ def test_files_are_synced_before_they_are_renamed(quick: Quick, monkeypatch: pyt
 # ---- damage
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a run in two steps; it must not be changed."""
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    run("digits", steps="5,5", out=directory, overrides={"train": {"epochs": 2}})
+    return directory
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -284,8 +288,10 @@ def test_files_are_synced_before_they_are_renamed(quick: Quick, monkeypatch: pyt
         ("checkpoint/step-2.safetensors", "cut"),
     ],
 )
-def test_a_damaged_run_is_reported_and_not_continued(file: str, content: str | None, quick: Quick) -> None:
-    directory = quick(steps="5,5").directory
+def test_a_damaged_run_is_reported_and_not_continued(
+    file: str, content: str | None, finished: Path, quick: Quick, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(finished, tmp_path / "run")
     (directory / file).unlink()
     if content is not None:
         (directory / file).write_text(content)
@@ -294,8 +300,8 @@ def test_a_damaged_run_is_reported_and_not_continued(file: str, content: str | N
     assert str(directory) in str(caught.value)
 
 
-def test_the_state_of_another_model_is_rejected(quick: Quick) -> None:
-    directory = quick(steps="5,5").directory
+def test_the_state_of_another_model_is_rejected(finished: Path, quick: Quick, tmp_path: Path) -> None:
+    directory = shutil.copytree(finished, tmp_path / "run")
     write_tensors(Directory(directory), "checkpoint/step-2.safetensors", {"weight": torch.zeros(3)})
     with pytest.raises(RunError, match="is damaged"):
         quick(steps="5,5", out=directory)

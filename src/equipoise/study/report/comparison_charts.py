@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import altair as alt
 import numpy as np
+from altair.utils.schemapi import debug_mode
 
 from equipoise.engine.progress import duration
 from equipoise.study.report.analysis import ERRORS, error_cells, error_rows, new_share
-from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded
+from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded, tooltips
 from equipoise.study.report.groups import Comparison, Panel, RunGroup
 from equipoise.study.report.paper import paper_curve
 
@@ -17,6 +18,7 @@ ROW = 24
 """Height of a bar in pixels."""
 
 
+@debug_mode(False)  # does not validate every part of every chart
 def comparison_figures(comparison: Comparison) -> list[Figure]:
     groups = comparison.groups
     figures = [curves(groups)]
@@ -49,14 +51,16 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
     )
     measured = base.transform_filter("datum.from == 'measured'")
     faint = alt.condition(pick, alt.value(0.15), alt.value(0.03))
-    band = measured.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q", opacity=faint)
+    band = measured.mark_area(opacity=0.15).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), opacity=faint)
     accuracy, std = (alt.Tooltip(f"{name}:Q", format=".1f") for name in ("accuracy", "std"))
     line = measured.mark_line(point=True).encode(
-        y=percent("accuracy", "top-1 accuracy, %"), tooltip=["label:N", "seen:Q", accuracy, std, "n:Q"]
+        y=percent("accuracy", "top-1 accuracy, %"), tooltip=tooltips("label:N", "seen:Q", accuracy, std, "n:Q")
     )
     layers: alt.LayerChart = band + line
     if any(row["from"] == "paper" for row in rows):
-        layers += base.transform_filter("datum.from == 'paper'").mark_line(strokeDash=[2, 3]).encode(y="accuracy:Q")
+        layers += (
+            base.transform_filter("datum.from == 'paper'").mark_line(strokeDash=[2, 3]).encode(y=alt.Y("accuracy:Q"))
+        )
     return layers.add_params(pick)
 
 
@@ -106,7 +110,7 @@ def last_errors(groups: Sequence[RunGroup]) -> Figure:
         table.append({"method": group.label, **{heading: rounded(count) for heading, count in cells.items()}})
     chart = _by_label(error_bars(rows), groups).encode(
         x=alt.X("count:Q", title="misclassified test images after the last step"),
-        tooltip=["label:N", "kind:N", alt.Tooltip("count:Q", format=".1f")],
+        tooltip=tooltips("label:N", "kind:N", alt.Tooltip("count:Q", format=".1f")),
     )
     caption = "Misclassified images after the last step, mean over seeds."
     return Figure("last-errors", "Misclassified images", caption, chart, table)
@@ -124,9 +128,9 @@ def biases(groups: Sequence[RunGroup]) -> Figure:
     base = _by_label(chart_of(rows), groups)
     bars = base.mark_bar(color="#5b8db8").encode(
         x=alt.X("share:Q", title="predictions of new classes, %", scale=alt.Scale(domain=[0, 100])),
-        tooltip=["label:N", alt.Tooltip("share:Q", format=".1f"), alt.Tooltip("true:Q", format=".1f")],
+        tooltip=tooltips("label:N", alt.Tooltip("share:Q", format=".1f"), alt.Tooltip("true:Q", format=".1f")),
     )
-    ticks = base.mark_tick(color="#e76f51", thickness=3, size=18, opacity=1).encode(x="true:Q")
+    ticks = base.mark_tick(color="#e76f51", thickness=3, size=18, opacity=1).encode(x=alt.X("true:Q"))
     caption = "After the last step. A fair model reaches the tick: the share of new classes among the test images."
     return Figure("biases", "Bias towards new classes", caption, bars + ticks, table)
 
@@ -135,7 +139,7 @@ def times(groups: Sequence[RunGroup]) -> Figure:
     rows: Rows = [{"label": group.label, "seconds": float(group.values("seconds").sum(1).mean())} for group in groups]
     chart = _by_label(chart_of(rows).mark_bar(color="#2a9d8f"), groups).encode(
         x=alt.X("seconds:Q", title="seconds per run"),
-        tooltip=["label:N", alt.Tooltip("seconds:Q", format=".1f")],
+        tooltip=tooltips("label:N", alt.Tooltip("seconds:Q", format=".1f")),
     )
     slowest = max(rows, key=lambda row: row["seconds"])
     caption = f"Mean over seeds. The slowest is {slowest['label']} with {duration(slowest['seconds'])}."

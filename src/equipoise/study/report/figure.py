@@ -29,7 +29,7 @@ class Figure:
 
     def spec(self) -> dict[str, Any]:
         """Return the Vega-Lite specification; a screen reader reads its description."""
-        return {**self.chart.to_dict(), "description": f"{self.title}. {self.caption}"}
+        return {**self.chart.to_dict(validate=False), "description": f"{self.title}. {self.caption}"}
 
 
 def chart_of(rows: Rows) -> alt.Chart:
@@ -39,8 +39,13 @@ def chart_of(rows: Rows) -> alt.Chart:
 def error_bars(rows: Rows) -> alt.Chart:
     """Return stacked bars of the rows that ``error_rows`` makes, without axes."""
     kinds = alt.Color("kind:N", title=None, sort=list(ERRORS.values()), scale=alt.Scale(range=ERROR_COLOURS))
-    bars: alt.Chart = chart_of(rows).mark_bar().encode(color=kinds, order="order:Q")
+    bars: alt.Chart = chart_of(rows).mark_bar().encode(color=kinds, order=alt.Order("order:Q"))
     return bars
+
+
+def tooltips(*fields: str | alt.Tooltip) -> list[alt.Tooltip]:
+    """Return tooltips of these fields; Altair would take longer to infer the type of each."""
+    return [alt.Tooltip(field) if isinstance(field, str) else field for field in fields]
 
 
 def percent(name: str, title: str, zero: bool = False) -> alt.Y:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
@@ -68,6 +68,12 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
 
 
 def _render(template: str, figures: Sequence[Figure], **values: Any) -> str:
+    named = {figure.name: figure for figure in figures}
+    return _environment().get_template(f"{template}.html").render(figures=named, **values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
@@ -78,8 +84,7 @@ def _render(template: str, figures: Sequence[Figure], **values: Any) -> str:
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters |= {"one": one_decimal, "signed": partial(one_decimal, sign="+")}
     environment.globals |= {"duration": duration, "scripts": [_script(name) for name in SCRIPTS]}
-    named = {figure.name: figure for figure in figures}
-    return environment.get_template(f"{template}.html").render(figures=named, **values)
+    return environment
 
 
 def _script(name: str) -> Markup:

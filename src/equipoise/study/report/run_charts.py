@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import altair as alt
 import numpy as np
+from altair.utils.schemapi import debug_mode
 
 from equipoise.engine.progress import duration
 from equipoise.study.report import analysis
-from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded
+from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded, tooltips
 from equipoise.study.report.paper import paper_curve
 from equipoise.study.report.runs import Array, RunRecord, StepPredictions
 
@@ -28,6 +29,7 @@ STROKES = {
 }
 
 
+@debug_mode(False)  # does not validate every part of every chart
 def run_figures(run: RunRecord) -> list[Figure]:
     figures = [accuracy(run), errors(run)]
     figures += [fairness(run)] if len(run.steps) > 1 else []
@@ -80,7 +82,7 @@ def accuracy(run: RunRecord) -> Figure:
         [which for which in (RUN, AFTER, BEFORE, PAPER) if any(row["which"] == which for row in rows)],
         x=alt.X("seen:Q", title="classes learned", axis=alt.Axis(values=[step.seen for step in run.steps], format="d")),
         y=percent("accuracy", "top-1 accuracy, %", zero=len(run.steps) == 1),
-        tooltip=["which:N", "seen:Q", alt.Tooltip("accuracy:Q", format=".1f")],
+        tooltip=tooltips("which:N", "seen:Q", alt.Tooltip("accuracy:Q", format=".1f")),
     )
     caption = (
         f"Accuracy on all classes seen so far: {first.accuracy:.1f} % after step 1, {last.accuracy:.1f} % at the end."
@@ -103,7 +105,7 @@ def errors(run: RunRecord) -> Figure:
         xOffset=alt.XOffset("when:N", sort=[BEFORE, AFTER]),
         y=alt.Y("count:Q", title="misclassified test images"),
         opacity=alt.condition(f"datum.when == '{BEFORE}'", alt.value(0.5), alt.value(1)),
-        tooltip=["when:N", "kind:N", "count:Q"],
+        tooltip=tooltips("when:N", "kind:N", "count:Q"),
     )
     last = run.steps[-1]
     caption = (
@@ -132,7 +134,7 @@ def fairness(run: RunRecord) -> Figure:
         list(found),
         x=_steps_axis(),
         y=alt.Y("share:Q", title="predictions of new classes, %", scale=alt.Scale(domain=[0, 100])),
-        tooltip=["which:N", "step:O", alt.Tooltip("share:Q", format=".1f")],
+        tooltip=tooltips("which:N", "step:O", alt.Tooltip("share:Q", format=".1f")),
     )
     end = table[-1]
     caption = (
@@ -163,7 +165,7 @@ def norms(run: RunRecord) -> Figure:
         y=alt.Y("norm:Q", title=f"L{run.norm} norm of the class's weights"),
         color=_learned_in(),
         shape=shape if run.corrected else alt.value("circle"),
-        tooltip=["name:N", "when:N", "learned:O", alt.Tooltip("norm:Q", format=".3f")],
+        tooltip=tooltips("name:N", "when:N", "learned:O", alt.Tooltip("norm:Q", format=".3f")),
     )
     last = run.steps[-1]
     caption = "Norm of the weights of each class"
@@ -215,15 +217,15 @@ def _matrix(run: RunRecord, counts: Array) -> alt.LayerChart:
     squares = squares.transform_lookup("t", names, as_=["true class"])
     matrix = squares.transform_lookup("p", names, as_=["predicted as"]).encode(
         x=alt.X("p:Q", title="predicted class", scale=domain, axis=axis),
-        x2="p2:Q",
+        x2=alt.X2("p2:Q"),
         y=alt.Y("t:Q", title="true class", scale=alt.Scale(domain=[run.seen, 0], nice=False), axis=axis),
-        y2="t2:Q",
+        y2=alt.Y2("t2:Q"),
         opacity=alt.Opacity("depth:Q", legend=None, scale=alt.Scale(range=[0.12, 1], zero=True)),
-        tooltip=[alt.Tooltip("true class:N"), alt.Tooltip("predicted as:N"), alt.Tooltip("n:Q", title="images")],
+        tooltip=tooltips("true class:N", "predicted as:N", alt.Tooltip("n:Q", title="images")),
     )
     lines = alt.Chart(alt.InlineData([{"at": bound} for bound in bounds[1:-1]]))
     lines = lines.mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
-    chart: alt.LayerChart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y="at:Q")
+    chart: alt.LayerChart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y=alt.Y("at:Q"))
     return chart
 
 
@@ -237,9 +239,9 @@ def age(run: RunRecord) -> Figure:
     lines = base.mark_line(point=True).encode(
         y=percent("accuracy", "accuracy, %"),
         color=_learned_in(),
-        tooltip=["learned:O", "age:O", alt.Tooltip("accuracy:Q", format=".1f")],
+        tooltip=tooltips("learned:O", "age:O", alt.Tooltip("accuracy:Q", format=".1f")),
     )
-    mean = base.mark_line(color="gray", strokeDash=[4, 4]).encode(y="mean(accuracy):Q")
+    mean = base.mark_line(color="gray", strokeDash=[4, 4]).encode(y=alt.Y("mean(accuracy):Q"))
     ages = sorted({row["age"] for row in rows})
     means = {age: float(np.mean([row["accuracy"] for row in rows if row["age"] == age])) for age in ages}
     oldest = ages[-1]
@@ -267,7 +269,7 @@ def calibration(run: RunRecord) -> Figure:
         x=_steps_axis(),
         y=alt.Y("ece:Q", title="expected calibration error, points"),
         color=alt.Color("which:N", title=None, scale=colours),
-        tooltip=["which:N", "step:O", alt.Tooltip("ece:Q", format=".1f")],
+        tooltip=tooltips("which:N", "step:O", alt.Tooltip("ece:Q", format=".1f")),
     )
     shown = [f"{rounded(ece)} points for {which}" for which, ece in found.items() if ece is not None]
     caption = f"Mean gap between confidence and accuracy (0 is best) after the last step: {' and '.join(shown)}."
@@ -289,8 +291,8 @@ def cost(run: RunRecord) -> Figure:
         x=_steps_axis(),
         y=alt.Y("seconds:Q", title="seconds"),
         color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(PARTS), scheme="tableau10")),
-        order="order:Q",
-        tooltip=["part:N", alt.Tooltip("seconds:Q", format=".2f")],
+        order=alt.Order("order:Q"),
+        tooltip=tooltips("part:N", alt.Tooltip("seconds:Q", format=".2f")),
     )
     total = sum(step.seconds for step in run.steps)
     peak = max(step.memory_peak_mb for step in run.steps)
