@@ -24,7 +24,7 @@ from equipoise.data.decoding import decode
 from equipoise.data.prefetch import decoder_pool
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.pretrained import PRETRAINED
-from equipoise.learn.extractor import CHUNK, ENGINES, Extractor
+from equipoise.learn.extractor import CHUNK, ENGINES, Engine, Extractor
 from equipoise.learn.runtime import Runtime
 
 SIZES = ((640, 427), (512, 340), (480, 320))
@@ -34,7 +34,7 @@ SIZES = ((640, 427), (512, 340), (480, 320))
 def measure(count: int = 320, rounds: int = 5) -> Iterator[Row]:
     """Compare the streaming pass with its bound for each engine, and each engine with torch."""
     size, engines = PRETRAINED["lite0"].size, [e for e in ENGINES if all(map(available, ENGINES[e]))]
-    extractors = {engine: make_extractor(engine, size) for engine in engines}
+    extractors: dict[str, Extractor] = {engine: make_extractor(engine, size) for engine in engines}
     for engine in set(engines) - {"onnxruntime"}:
         extractors[f"{engine}, bfloat16"] = make_extractor(engine, size, bf16=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ def measure(count: int = 320, rounds: int = 5) -> Iterator[Row]:
         )
 
 
-def make_extractor(engine: str, size: int, bf16: bool = False) -> Extractor:
+def make_extractor(engine: Engine, size: int, bf16: bool = False) -> Extractor:
     net = Architecture("lite0", (3, size, size), weights="pretrained", bf16=bf16)()
     return Extractor(net, Augment((0.5,), (0.5,)), Runtime(), engine)
 

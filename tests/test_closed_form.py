@@ -78,7 +78,7 @@ def test_moments_give_the_weights_of_all_rows() -> None:
     torch.testing.assert_close(cosine, torch.ones(CLASSES))
     assert len(kept.memory) == len(labels)
     assert len(moments.memory) == 0
-    assert kept.method.state_dict()["gram"].numel() == 0, "what is kept as rows is not kept twice"
+    assert kept.method.state_dict()["scatter"].numel() == 0, "what is kept as rows is not kept twice"
 
 
 def test_ncm_is_the_cosine_to_class_means() -> None:

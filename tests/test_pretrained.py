@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+import equipoise as eq
 from equipoise import IncrementalClassifier
 from equipoise.app.forget import forget
 from equipoise.app.learn import LearnOptions, learn_folder
@@ -26,7 +31,7 @@ from equipoise.errors import RunError, UsageError
 from equipoise.learn.backbones import Architecture, pretrained
 from equipoise.learn.backbones.lite import EfficientNetLite
 from equipoise.learn.backbones.lite_onnx import OnnxLite
-from equipoise.learn.extractor import ENGINES, Extractor
+from equipoise.learn.extractor import ENGINES, Engine, Extractor
 from equipoise.study.run import run
 from tests.folders import crops
 from tests.test_backbones import SHIM
@@ -131,9 +136,9 @@ def test_features_do_not_depend_on_the_other_images_of_a_batch() -> None:
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in extractor.net.modules())
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "torch"])
 @pytest.mark.parametrize("name", ["lite0", "lite2"])
-def test_other_engines_compute_the_same_features(engine: str, name: str) -> None:
+def test_other_engines_compute_the_same_features(engine: Engine, name: str) -> None:
     if not all(map(available, ENGINES[engine])):
         pytest.skip(f"{engine} is not installed")
     net = Architecture(name, (3, 97, 97), weights="pretrained")()  # an odd size: padding differs at both ends
@@ -161,7 +166,7 @@ def test_a_model_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         learn(tmp_path / "model", photo_folder(tmp_path / "more", ["c", "d"]))
 
 
-def test_a_model_may_keep_only_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_may_keep_only_statistics(tmp_path: Path) -> None:
     first, second = photo_folder(tmp_path / "1", ["a", "b"]), photo_folder(tmp_path / "2", ["c", "d"])
     place = learn(tmp_path / "model", first, keep="statistics")
     with pytest.raises(UsageError, match="this model keeps statistics only, which is fixed"):
@@ -170,7 +175,7 @@ def test_a_model_may_keep_only_statistics(tmp_path: Path, capsys: pytest.Capture
     assert not (place.path / "memory").exists()
     together = learn(tmp_path / "together", first, second, keep="features", holdout=0.1)
     with pytest.raises(UsageError, match="this model keeps all features, which is fixed"):
-        learn(tmp_path / "together", second, memory=0)
+        learn(tmp_path / "together", second, keep="statistics")
     photos = photo_folder(tmp_path / "test", ["a", "b", "c", "d"], count=12)
     answers = {name: max(row, key=lambda c: row[c]) for name, row in probabilities(place, photos).items()}
     assert sum(answer == Path(name).parent.name for name, answer in answers.items()) >= 40, "of 48"
@@ -353,3 +358,81 @@ def test_a_frozen_model_exports_to_onnx(tmp_path: Path) -> None:
         names = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
         for name, value in zip(names, answer, strict=True):
             assert expected[name] == pytest.approx(value, abs=2e-3)
+
+
+def test_one_photo_per_class_has_no_leave_one_out_accuracy(tmp_path: Path) -> None:
+    learn(tmp_path / "model", photo_folder(tmp_path / "one", ["a", "b", "c"], count=1))
+    first = ModelDir(tmp_path / "model").steps()[0]
+    assert first.accuracy is None
+    learn(tmp_path / "model", photo_folder(tmp_path / "more", ["d"], count=8))
+    second = ModelDir(tmp_path / "model").steps()[1]
+    assert (second.total_old, second.total_new) == (0, 8), "only images of classes that have several"
+
+
+def test_a_copy_without_features_says_what_remains(tmp_path: Path) -> None:
+    place = learn(tmp_path / "model", photo_folder(tmp_path / "photos", ["a", "b", "c"]))
+    place.copy_to(tmp_path / "light", memory=False)
+    assert forget(ModelDir(tmp_path / "light"), ["a"]).remains == "head"
+    assert forget(place, ["a"]).remains == "nothing"
+
+
+def test_a_class_of_a_model_with_statistics_cannot_be_extended(tmp_path: Path) -> None:
+    photos = photo_folder(tmp_path / "photos", ["a", "b"])
+    learn(tmp_path / "model", photos, keep="statistics")
+    with pytest.raises(UsageError, match="class 'a' cannot get more images, because this model keeps statistics only"):
+        learn(tmp_path / "model", photos, extend=True)
+
+
+def test_exemplars_are_for_methods_that_train(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--memory is for methods that train, not for ridge: use --keep"):
+        learn(tmp_path / "model", photo_folder(tmp_path / "photos", ["a", "b"]), memory=500)
+
+
+def test_a_fitted_classifier_is_pickled_saved_again_and_survives_a_fork(tmp_path: Path) -> None:
+    digits = load_digits()
+    images, labels = (digits.images[:200] * 15).astype(np.uint8)[..., None], digits.target[:200]
+    old = labels < 5
+    classifier = IncrementalClassifier(settings={"runtime": {"threads": 2}}).fit(images[old], labels[old])
+    classifier.save(tmp_path / "model")
+    classifier.partial_fit(images[~old], labels[~old]).save(tmp_path / "model")
+    expected = classifier.predict_proba(images)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(classifier)).predict_proba(images), expected)
+    extractor = classifier.model_.extractor
+    assert extractor is not None
+    pixels = torch.from_numpy(images[:32]).permute(0, 3, 1, 2)
+    rows = extractor.rows(pixels)
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)  # the threads of OpenMP do not survive a fork either
+        os._exit(0 if torch.equal(extractor.rows(pixels), rows) else 1)
+    for _ in range(300):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("the child hangs")
+    assert status == 0
+
+
+@pytest.mark.parametrize("method", ["ridge", "slda", "ncm"])
+def test_rows_of_features_in_any_order_give_the_same_bits(method: str) -> None:
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:300], y[:300]
+    together = IncrementalClassifier(method=method, backbone="identity").fit(X, y)
+    steps = IncrementalClassifier(method=method, backbone="identity")
+    for digits in ([7, 8, 9], [3, 1], [0, 2, 4, 5, 6]):
+        steps.partial_fit(X[np.isin(y, digits)], y[np.isin(y, digits)])
+    np.testing.assert_array_equal(steps.predict_proba(X), together.predict_proba(X))
+
+
+def test_rows_that_are_learned_twice_are_kept_twice(tmp_path: Path) -> None:
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:100], y[:100]
+    classifier = IncrementalClassifier().fit(X, y).partial_fit(X[y == 3], y[y == 3])
+    classifier.save(tmp_path / "model")
+    again = eq.load(tmp_path / "model").partial_fit(X[y == 3], y[y == 3])
+    again.save(tmp_path / "model")
+    kept = ModelDir(tmp_path / "model").load(images=True).memory.exemplars
+    assert sum(map(len, kept.values())) == 100 + 2 * int((y == 3).sum())

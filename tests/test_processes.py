@@ -29,7 +29,7 @@ from equipoise.data.stream import Step
 from equipoise.errors import UsageError
 from equipoise.learn.backbones.fast import Whitening
 from equipoise.learn.backbones.lite import EfficientNetLite
-from equipoise.learn.extractor import ENGINES, Extractor
+from equipoise.learn.extractor import ENGINES, Engine, Extractor
 from equipoise.learn.fit import Fit
 from equipoise.learn.importance import mean_over_images
 from equipoise.learn.inference import same_tensors as same
@@ -174,7 +174,7 @@ def check_features() -> None:
         assert torch.equal(extractor.extract(Images.of(pixels)), together)
 
 
-def engine_installed() -> str:
+def engine_installed() -> Engine:
     return "onnxruntime" if all(map(available, ENGINES["onnxruntime"])) else "torch"
 
 

@@ -53,12 +53,16 @@ def test_the_solution_is_scikit_learns(even: bool, width: int) -> None:
     torch.testing.assert_close(same[0], weight)
 
 
+def leave_one_out(path: RidgePath, rows: Tensor, labels: Tensor, strength: float) -> Tensor:
+    return path.leave_one_out(path.project(rows), labels, strength)
+
+
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("width", [4, 40])
 def test_leave_one_out_is_exact(even: bool, width: int) -> None:
     """Solve again without each row; the weights of the other rows stay as they are."""
     rows, labels = draw([6, 4, 5], width)
-    predicted = RidgePath(moments(rows, labels, 3, even), rows, labels).leave_one_out(rows, labels, 0.3)
+    predicted = leave_one_out(RidgePath(moments(rows, labels, 3, even), rows, labels), rows, labels, 0.3)
     x, y, w = rows.double().numpy(), F.one_hot(labels).double().numpy(), weights_of(labels, even)
     for left in range(len(labels)):
         others = np.arange(len(labels)) != left
@@ -171,7 +175,7 @@ def test_probabilities_are_calibrated() -> None:
     rows, labels = draw([30, 30, 30, 30], 20, spread=3.0)
     path = RidgePath(moments(rows, labels, 4), rows, labels)
     strength, temperature, _ = choose_ridge(path, rows, labels)
-    scores = path.leave_one_out(rows, labels, strength)
+    scores = leave_one_out(path, rows, labels, strength)
     share = torch.full((120,), 1 / 120, dtype=torch.float64)
     loss, best = best_temperature(scores, torch.zeros(4), labels, share)
     assert best == pytest.approx(temperature, rel=1e-6)
@@ -193,3 +197,12 @@ def test_a_low_rank_is_solved_as_a_full_one() -> None:
     for strength in low.strengths():
         solution = (axes @ (axes.T @ (known.means - known.mean).T / (values + strength)[:, None])).T
         torch.testing.assert_close(low.solve(strength)[0], solution, rtol=1e-6, atol=1e-9)
+
+
+def test_bursts_do_not_depend_on_other_classes() -> None:
+    rows, labels = draw([8, 8], 40)
+    rows[labels == 1] += 20  # far away, so that both classes are small clusters seen from the common mean
+    merged, _, _ = merge_bursts(rows[labels == 0], labels[labels == 0])
+    both, kept, _ = merge_bursts(rows, labels)
+    assert torch.equal(both[kept == 0], merged)
+    assert len(merged) == 8

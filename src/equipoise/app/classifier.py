@@ -18,15 +18,16 @@ from equipoise.app.arrays import decode_all, is_images, is_pixels, pixels_of, pl
 from equipoise.app.learn import default_recipe, photo_augment, size_for
 from equipoise.app.model import Model, describe_input, is_features
 from equipoise.app.model_dir import ModelDir
-from equipoise.app.step_plan import prepare
+from equipoise.app.step_plan import prepare, shortened
 from equipoise.core.config import with_settings
 from equipoise.core.seeding import preserve_rng
 from equipoise.data.augment import Augment
 from equipoise.data.decoding import short_side
 from equipoise.data.images import TensorStore
-from equipoise.engine.learner import Shape
+from equipoise.engine.learner import ROWS_AS_THEY_ARE, Shape
 from equipoise.engine.progress import ProgressBar
 from equipoise.engine.recipes import resolve
+from equipoise.engine.settings import Settings
 from equipoise.errors import DataError, UsageError
 from equipoise.learn.backbones.pretrained import PRETRAINED
 from equipoise.learn.runtime import Runtime
@@ -138,8 +139,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 raise UsageError(f"{name}={asked!r} conflicts with the fitted model ({current!r}); refit to change it")
         return model.copy()
 
-    def _new_model(self, pixels: Tensor) -> Model:
-        shape, features = TensorStore(pixels).shape, pixels.dtype != torch.uint8
+    def _settings(self, width: int | None = None) -> Settings:
+        """Return the settings of a new model for images, or for rows of ``width`` features."""
         named = {
             "memory.size": None if self.memory == "auto" else self.memory,
             "runtime.device": self.device,
@@ -148,13 +149,22 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         }
         sections = with_settings(self.settings or {}, named)
         recipe, method = default_recipe(sections.get("net", {}))
-        if features:
-            embeddings = shape[0] >= EMBEDDING and self.backbone == "auto"
+        if width is not None:
+            embeddings = width >= EMBEDDING and self.backbone == "auto"
             recipe, method = "features", "ridge" if embeddings or self.backbone == "identity" else "wa"
-        settings = resolve("folder", method if self.method == "auto" else self.method, recipe, self.seed, sections)
-        if settings.net.backbone in PRETRAINED and "input_size" not in sections.get("net", {}):
+        return resolve("folder", method if self.method == "auto" else self.method, recipe, self.seed, sections)
+
+    def _new_model(self, pixels: Tensor) -> Model:
+        shape, features = TensorStore(pixels).shape, pixels.dtype != torch.uint8
+        settings = self._settings(shape[0] if features else None)
+        if settings.net.backbone in PRETRAINED and settings.net.input_size is None:
             settings = replace(settings, net=replace(settings.net, input_size=input_size(settings.net.backbone, shape)))
-        augment = standardise(pixels) if features else photo_augment(shape, settings)
+        if not features:
+            augment = photo_augment(shape, settings)
+        elif settings.net.backbone == "identity":  # no statistics of the first step: the order of steps must not matter
+            augment = ROWS_AS_THEY_ARE
+        else:
+            augment = standardise(pixels)
         return Model.create(settings, shape, augment)
 
     def _check(self, X: Any, y: Any, model: Model | None) -> tuple[Tensor, np.ndarray]:
@@ -187,9 +197,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             pixels = self._images(X, model)
         else:
             pixels = self._rows(validate_data(self, X, dtype=np.float32, reset=False), model)
-        probabilities = model.probabilities(model.inputs(pixels)).double().numpy()
         order = [model.classes.index(plain_label(name)) for name in self.classes_]
-        return np.asarray(probabilities[:, order] / probabilities.sum(1, keepdims=True))
+        probabilities = model.probabilities(model.inputs(pixels)).double().numpy()[:, order]
+        return np.asarray(probabilities / probabilities.sum(1, keepdims=True))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each image."""
@@ -201,10 +211,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if is_pixels(X):
             pixels = pixels_of(X)
         else:
+            settings = self._settings() if model is None else model.settings
             size = self.image_size if model is None else model.shape[1]
-            backbone = "lite0" if self.backbone == "auto" else self.backbone
-            frozen = backbone in PRETRAINED if model is None else model.extractor is not None
-            pixels = decode_all(X, size_for(backbone, short_side(X)) if size == "auto" else size, frozen)
+            size = size_for(settings.net.backbone, short_side(X)) if size == "auto" else size
+            pixels = decode_all(X, size, settings.net.frozen)
         if model is not None and tuple(pixels.shape[1:]) != model.shape:
             raise UsageError(
                 f"X has images of shape {tuple(pixels.shape[1:])}, but the model was fitted on {model.shape}"
@@ -237,7 +247,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         place.check_free()
         with place.writing():
             known = place.steps() if place.exists else []
-            if known != model.steps[: len(known)]:
+            pairs = zip(known, model.steps, strict=False)
+            if len(known) > len(model.steps) or any(shortened(a) != shortened(b) for a, b in pairs):
                 raise UsageError(f"{path} holds another model: choose another directory, or remove it")
             place.commit(model if memory else model.without_images())
 

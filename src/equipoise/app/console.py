@@ -116,7 +116,7 @@ def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
 def result_lines(result: StepResult) -> list[str]:
     """Describe the result of a step."""
     if result.accuracy is None:
-        return ["[bold]done[/]; accuracy unknown, because no images were held out"]
+        return ["[bold]done[/]; accuracy unknown, because there are no images to evaluate on"]
     macro = percent(result.accuracy_macro)
     macro = f" (macro {macro})" if result.accuracy_macro is not None and macro != percent(result.accuracy) else ""
     lines = [f"[bold]accuracy {result.accuracy:.1f} %[/]{macro} on {evaluated_on(result)}"]

@@ -49,7 +49,7 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         files = [file for name in gone for file in place.image_files(name)]
         contents = {stem(file): digest(place.directory.read_bytes(file, MAX_TENSOR_BYTES)) for file in files}
         kept = model.images_by_class()
-        count = len(contents) if model.extractor is None else sum(len(part) for name in gone for part in kept[name])
+        count = len(contents) if not model.in_blocks else sum(len(part) for name in gone for part in kept[name])
         model.drop(gone)
         model.refit()
         model.steps = [without_classes(step, gone) for step in model.steps]
@@ -65,8 +65,8 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
 
 def remaining(model: Model) -> Literal["nothing", "statistics", "head", "backbone"]:
     """Return what still depends on removed classes."""
-    if model.keeps_all:
-        return "nothing"
+    if model.keeps_all:  # a copy without them could not be solved again
+        return "nothing" if len(model.memory.exemplars) == len(model.classes) else "head"
     if model.method.rehearsal == "kept":
         return "statistics" if isinstance(model.method, ClosedForm) else "nothing"
     return "backbone" if model.extractor is None else "head"

@@ -56,7 +56,7 @@ def store_images(directory: Directory, model: Model) -> ModelImages:
             else:
                 half = model.extractor is not None  # its features are rounded already
                 blocks = write_blocks(directory, folder, images, model.blocks, half)
-                names[kind].append(list(blocks))
-                sizes |= {name: len(ids) for name, ids in blocks.items()}
-                model.blocks |= blocks
+                names[kind].append([name for name, _ in blocks])
+                sizes |= {name: len(ids) for name, ids in blocks}
+                model.blocks |= dict(blocks)
     return ModelImages(**names, sizes=sizes)

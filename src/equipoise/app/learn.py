@@ -148,7 +148,7 @@ def as_label(name: str, model: Model) -> Label:
     if name in known or not model.classes or isinstance(model.classes[0], str):
         return known.get(name, name)
     label: Label = parse_value(name)
-    if type(label) is not type(model.classes[0]):
+    if type(label) is not type(model.classes[0]) or str(label) != name:
         raise UsageError(
             f"the labels of this model are like {model.classes[0]!r}, but the folder is called '{name}': rename it"
         )
@@ -201,7 +201,9 @@ def _reject_keep(model: Model, wanted: LearnOptions) -> None:
     if wanted.keep and model.method.rehearsal != "kept":
         raise UsageError(f"--keep is for methods that train nothing, not for {model.settings.method}: use --memory")
     if wanted.keep and wanted.memory is not None:
-        raise UsageError("--keep and --memory say the same: remove one of them")
+        raise UsageError("--keep and --memory exclude each other: remove one of them")
+    if model.method.rehearsal == "kept" and wanted.memory not in (None, "all"):
+        raise UsageError(f"--memory is for methods that train, not for {model.settings.method}: use --keep")
 
 
 def photo_augment(shape: Shape, settings: Settings) -> Augment:
@@ -247,7 +249,7 @@ def _reject_changes(model: Model, wanted: LearnOptions, runtime: Runtime) -> Non
             what = f"{option}{asked} conflicts with this model ({current})"
             raise UsageError(f"{what}: remove it, or create a new model")
     if wanted.weights is not None:
-        raise UsageError("--weights is only for the first step of a model: this one is trained already")
+        raise UsageError("--weights is only for the first step of a model: the network of this one is fixed")
     for section, values in wanted.overrides.items():
         for name in values if section not in ("train", "memory", "runtime") else ():
             shown = f"{'method' if section == 'fields' else section}.{name}"

@@ -51,7 +51,10 @@ class Model(Learner):
                 f"{settings.method} trains on all images it has ever seen, but a model keeps only some: "
                 "choose another method, such as wa"
             )
-        rows = shape if learner.extractor is None else learner.extractor.shape
+        rows = shape
+        if learner.extractor is not None:  # record what computes the features
+            rows, net = learner.extractor.shape, replace(settings.net, engine=learner.extractor.engine)
+            learner.settings = replace(settings, net=net)
         return Model(**vars(learner), shape=shape, holdout=no_images(rows))
 
     @property
@@ -67,7 +70,7 @@ class Model(Learner):
     @property
     def in_blocks(self) -> bool:
         """Whether rows of features are stored, many per file."""
-        return is_features(self.stored_shape) and self.settings.net.backbone != "mlp"
+        return self.extractor is not None or self.settings.net.backbone == "identity"
 
     def refit(self) -> None:
         """Solve again for what a closed-form method predicts with, after classes were removed."""
@@ -86,7 +89,7 @@ class Model(Learner):
         size = changes.get("size", self.memory.size)
         if self.method.rehearsal == "kept" and (size == "all") != (self.memory.size == "all"):
             kept = "all features" if self.keeps_all else "statistics only"
-            raise UsageError(f"this model keeps {kept}, which is fixed when it is created: remove --keep and --memory")
+            raise UsageError(f"this model keeps {kept}, which is fixed when it is created: remove --keep or --memory")
         exemplars = self.memory.exemplars
         self.settings = replace(self.settings, memory=self.settings.memory | dict(changes))
         self.memory = self.settings.make_memory()
@@ -123,10 +126,15 @@ class Model(Learner):
         """Return the probability of each class: one row per image."""
         if not len(images):
             return torch.zeros(0, len(self.classes))
-        logits = self.over(images).map_features(self.method.classify)
-        # summed in an order that does not depend on when a class was learned, so that no bit does
+        # computed in an order that does not depend on when a class was learned, so that no bit does
         by_name = torch.tensor(sorted(range(len(self.classes)), key=lambda c: str(self.classes[c])))
-        return logits[:, by_name].softmax(1)[:, by_name.argsort()]
+        if self.method.rehearsal == "kept":
+            method = copy.deepcopy(self.method)
+            method.keep_classes(by_name)
+            logits = self.over(images).map_features(method.classify)
+        else:
+            logits = self.over(images).map_features(self.method.classify)[:, by_name]
+        return logits.softmax(1)[:, by_name.argsort()]
 
     def check_engine(self) -> None:
         """Raise an error if features of new images would not be computed as those that the model keeps."""

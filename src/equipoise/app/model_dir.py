@@ -234,9 +234,11 @@ class ModelDir:
 
     def _store_extractor(self, extractor: Extractor) -> str:
         data = tensors.serialize(extractor.weights, {"format": "pt"})
-        if not self.directory.is_file(BACKBONE) or self.directory.size(BACKBONE) != len(data):
+        name = digest(data).hex()
+        stored = self.directory.is_file(BACKBONE) and self.directory.size(BACKBONE) == len(data)
+        if not stored or digest(self.directory.read_bytes(BACKBONE, MAX_TENSOR_BYTES)).hex() != name:
             self.directory.write_bytes(BACKBONE, data, MAX_TENSOR_BYTES)
-        return digest(data).hex()
+        return name
 
     def undo(self) -> StepResult | None:
         """Go back to the version before; return the result of the undone step, None if it cannot be read."""

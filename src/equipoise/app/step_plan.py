@@ -142,12 +142,17 @@ def prepare(model: Model, new: NewImages, holdout: float | None, extend: bool, t
     extended = [name for name in model.classes if name in new]
     if extended and not extend:
         raise already_known(model, extended[0])
+    if extended and model.method.rehearsal == "kept" and not model.keeps_all:
+        raise UsageError(
+            f"class '{extended[0]}' cannot get more images, because this model keeps statistics only: create a model "
+            "with --keep features"
+        )
     known = model.images_by_class()
     for name in extended:
         exemplars, tests = known[name]
         if len(tests):  # the new images may have been trained on before, so they cannot be used for evaluation
             trained[name], held[name] = new[name], tests
-        trained[name] = join([trained[name], exemplars])
+        trained[name] = join([exemplars, trained[name]])
     held_now = sum(len(held[name]) for name in trained if name not in extended)
     if extended:
         drop_for_relearning(model, extended)

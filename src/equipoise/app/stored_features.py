@@ -53,17 +53,20 @@ def _store_ids(store: object) -> Sequence[str] | None:
 
 def write_blocks(
     directory: Directory, folder: str, images: Images, known: Mapping[str, Sequence[str]], half: bool
-) -> dict[str, list[str]]:
-    """Write the images that are not yet in one of the ``known`` blocks; return all blocks with their ids, in order."""
+) -> list[tuple[str, list[str]]]:
+    """Write the images that are not yet in one of the ``known`` blocks; return all blocks with their ids, in order.
+
+    A block whose images were learned twice is listed twice.
+    """
     ids = ids_of(images)
     starts = {block[0]: name for name, block in known.items()}
-    found: dict[str, list[str]] = {}
+    found: list[tuple[str, list[str]]] = []
     place = 0
     while place < len(ids) and (name := starts.get(ids[place])) is not None:
         block = list(known[name])
         if ids[place : place + len(block)] != block or not directory.is_file(f"{folder}/{name}.safetensors"):
             break
-        found[name] = block
+        found.append((name, block))
         place += len(block)
     if place < len(ids):
         features = images.read(torch.arange(place, len(ids))).flatten(1)
@@ -71,7 +74,7 @@ def write_blocks(
         directory.make_dir(folder)
         hashes = torch.from_numpy(np.frombuffer(bytes.fromhex("".join(rest.ids)), np.uint8).reshape(-1, 16).copy())
         write_tensors(directory, f"{folder}/{rest.name}.safetensors", {"features": rest.features, "ids": hashes})
-        found[rest.name] = list(rest.ids)
+        found.append((rest.name, list(rest.ids)))
     return found
 
 

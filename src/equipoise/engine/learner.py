@@ -97,7 +97,7 @@ def make_extractor(
         net = settings.architecture(shape, pretrained=weights is None)()
     if weights is not None:
         net.load_state_dict(weights)
-    engine: str = settings.net.engine
+    engine = settings.net.engine
     if weights is not None and not all(map(available, ENGINES[engine])):
         engine = "torch"
     return Extractor(net, augment, settings.runtime, engine)

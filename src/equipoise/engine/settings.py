@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from equipoise.core.config import build, convert, init_values
 from equipoise.core.extras import available
@@ -17,7 +17,7 @@ from equipoise.data.memory import Memory
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import PRETRAINED_WEIGHTS, Architecture
 from equipoise.learn.backbones.pretrained import PRETRAINED
-from equipoise.learn.extractor import ENGINES
+from equipoise.learn.extractor import ENGINES, Engine
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.methods import registry
@@ -53,7 +53,7 @@ class NetSettings:
     """Never train the backbone: every image becomes a row of features, once, and methods work on these rows."""
     input_size: int | None = None
     """Resize images to this side inside the network (none: the data's own size)."""
-    engine: Literal["torch", "onnxruntime", "openvino", "auto"] = "auto"
+    engine: Engine = "auto"
     """What computes the features of a frozen lite0, lite1 or lite2 on a CPU; auto: onnxruntime if it is installed."""
 
     def __post_init__(self) -> None:

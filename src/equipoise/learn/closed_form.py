@@ -6,7 +6,7 @@ of them. Otherwise the method keeps moments of the classes seen so far and adds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class ClosedForm(Method):
         none = torch.zeros(0, dtype=torch.float64)
         self.counts: Tensor = nn.Buffer(none)
         self.means: Tensor = nn.Buffer(none[:, None])
-        self.gram: Tensor = nn.Buffer(none[:, None])
+        self.scatter: Tensor = nn.Buffer(none[:, None])  # around the class means, so that a class can be removed
 
     def make_head(self, features: int) -> Head:
         return Head(self.expanded_width(features), bias=True)
@@ -54,8 +54,10 @@ class ClosedForm(Method):
 
         known = split_moments(fit.accumulate(step.images, statistic).cpu(), counts, self.even)
         if step.old:
-            known = Moments(self.counts.cpu(), self.means.cpu(), self.gram.cpu(), self.even).join(known)
-        self.counts, self.means, self.gram = (x.to(self.device) for x in (known.counts, known.means, known.gram))
+            old = Moments(self.counts.cpu(), self.means.cpu(), self.scatter.cpu(), self.even)
+            known = replace(old, gram=old.gram + old.between()).join(known)
+        scatter = known.gram - known.between()
+        self.counts, self.means, self.scatter = (x.to(self.device) for x in (known.counts, known.means, scatter))
         return self.solve_moments(known, step, fit)
 
     def refit(self, fit: Fit, images: Images, classes: int) -> dict[str, float]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from equipoise.core import distributed
 from equipoise.core.files import digest
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, read_ahead
+from equipoise.errors import UsageError
 from equipoise.learn.backbones.base import Backbone
 from equipoise.learn.backbones.lite import EfficientNetLite
 from equipoise.learn.backbones.lite_onnx import OnnxLite
@@ -23,7 +24,12 @@ Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 CHUNK = 64
 """Images to extract together: whole batches of every engine."""
 
-ENGINES = {"torch": (), "onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino")}
+Engine = Literal["torch", "onnxruntime", "openvino", "auto"]
+ENGINES: dict[Engine, tuple[str, ...]] = {
+    "torch": (),
+    "onnxruntime": ("onnx", "onnxruntime"),
+    "openvino": ("onnx", "openvino"),
+}
 """What computes features, with the packages that it needs. They differ by less than 1e-5 before rounding."""
 
 
@@ -43,28 +49,45 @@ class Extractor:
         only; torch computes everything else.
     """
 
-    def __init__(self, net: Backbone, augment: Augment, runtime: Runtime, engine: str = "torch") -> None:
+    def __init__(self, net: Backbone, augment: Augment, runtime: Runtime, engine: Engine = "torch") -> None:
         self.weights = net.state_dict()
         self.net = net.folded() if isinstance(net, EfficientNetLite) else net
         self.net.freeze()
         self.augment, self.runtime, self.width = augment, runtime, net.width
-        self.engine, self._compute, self.batch, self._workers = engine, self.net, 32, 1
-        if isinstance(self.net, EfficientNetLite) and runtime.device == "cpu":
-            if engine == "onnxruntime" and not net.bf16:
-                # One thread per batch is faster than all threads for one, and decoding disturbs it less.
-                self._compute, self.batch, self._workers = OnnxLite(self.net, engine, 1), 8, runtime.cpu_threads
-            elif engine == "openvino":
-                self._compute = OnnxLite(self.net, engine, runtime.cpu_threads)
         runtime.place(self.net)
+        usable = isinstance(self.net, EfficientNetLite) and runtime.device == "cpu"
+        self.engine: Engine = engine if usable and not (engine == "onnxruntime" and net.bf16) else "torch"
+        """What computes the features."""
+        self._start()
+
+    def _start(self) -> None:
+        self._compute, self.batch, self._workers = self.net, 32, 1
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        if not isinstance(self.net, EfficientNetLite):
+            return
+        if self.engine == "onnxruntime":
+            # One thread per batch is faster than all threads for one, and decoding disturbs it less.
+            self._compute, self.batch, self._workers = OnnxLite(self.net, self.engine, 1), 8, self.runtime.cpu_threads
+        elif self.engine == "openvino":
+            self._compute = OnnxLite(self.net, self.engine, self.runtime.cpu_threads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what cannot be pickled: a session of another library, and threads."""
+        return {name: value for name, value in vars(self).items() if name not in ("_compute", "_pool")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """The shape of a row, as an image of one pixel."""
         return self.width, 1, 1
 
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._workers, thread_name_prefix="extract")
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None or self._pool[0] != os.getpid():  # threads do not survive a fork
+            self._pool = os.getpid(), ThreadPoolExecutor(self._workers, thread_name_prefix="extract")
+        return self._pool[1]
 
     def rows(self, pixels: Tensor, fill: bool = True) -> Tensor:
         """Return the features of images (uint8, N × C × H × W): one row per image.
@@ -78,19 +101,24 @@ class Extractor:
         fill
             Fill up the last batch: features from a smaller one may differ in the last bits.
         """
+        if not len(pixels):
+            return torch.zeros(0, self.width)
         batches = pixels.split(self.batch)
         if self._workers == 1 or len(batches) == 1:
             return torch.cat([self._forward(batch, fill) for batch in batches])
-        return torch.cat(list(self._pool.map(lambda batch: self._forward(batch, fill), batches)))
+        return torch.cat(list(self._threads().map(lambda batch: self._forward(batch, fill), batches)))
 
     def _forward(self, pixels: Tensor, fill: bool) -> Tensor:
         count = len(pixels)
-        missing = self.batch - count if fill else count % 2  # a batch of one takes another path in some engines
+        missing = self.batch - count if fill else int(count == 1)  # a batch of one takes another path in some engines
         if missing:
             pixels = torch.cat([pixels, pixels[-1:].expand(missing, -1, -1, -1)])
         with torch.no_grad():
             features: Tensor = self._compute(self.runtime.move(self.augment.normalise(pixels)))
-        return features[:count].cpu().half().float()
+        rows = features[:count].cpu().half().float()
+        if not rows.isfinite().all():
+            raise UsageError("the backbone's features are too large for 16 bits, or not finite: check net.weights")
+        return rows
 
     def extract(self, images: Images, progress: Progress | None = None) -> Tensor:
         """Return the features of all images, one row per image; processes share whole batches.

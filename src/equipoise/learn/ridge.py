@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BURST = 0.9
-"""Cosine of centred features above which two images of a class count as one, such as frames of a video."""
+BURST = 0.12
+"""Squared distance, relative to the norms, below which two images of a class count as one, such as video frames."""
 CHUNK = 8192
 """Rows that are converted to float64 at a time."""
 CHOICES = 4_000_000
@@ -60,6 +60,10 @@ class Moments:
     def mean(self) -> Tensor:
         """The weighted mean of all features."""
         return self.shares @ self.means / self.shares.sum()
+
+    def between(self) -> Tensor:
+        """Return the part of the Gram matrix that the class means make up."""
+        return self.means.T @ (self.shares[:, None] * self.means)
 
     def centred(self) -> Tensor:
         """Return the Gram matrix of features minus their mean."""
@@ -107,12 +111,12 @@ def merge_bursts(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
         One row per group, in the order of first rows; ``group`` is the row that each image went to.
     """
     group = torch.arange(len(labels))
-    mean = torch.stack([part.double().sum(0) for part in features.split(CHUNK)]).sum(0) / len(labels)
     for mine in labels.argsort(stable=True).split(labels.bincount().tolist()):
         if len(mine) > CHUNK:  # the matrix below would not fit in memory, and so many images are no burst
             continue
-        unit = F.normalize(features[mine].double() - mean, dim=1)
-        near = (unit @ unit.T > BURST).tril(-1)
+        x = features[mine].double()
+        norms, products = x.norm(dim=1), x @ x.T
+        near = (norms[:, None] ** 2 + norms**2 - 2 * products < BURST * norms.outer(norms)).tril(-1)
         leads = torch.ones(len(mine), dtype=torch.bool)
         for row in near.any(1).nonzero()[:, 0].tolist():  # join the first group that is led by a similar image
             leaders = (near[row] & leads).nonzero()[:, 0]
@@ -192,9 +196,16 @@ class RidgePath:
         weight = (self.axes @ (self.cross / (self.values + strength)[:, None])).T
         return weight, self.targets - weight @ self.mean
 
-    def leave_one_out(self, features: Tensor, labels: Tensor, strength: float) -> Tensor:
-        """Return what the solution without a row predicts for it, for every row: one column per class."""
-        z = (features.double() - self.mean) @ self.axes
+    def project(self, features: Tensor) -> Tensor:
+        """Return the coordinates of rows, in which ``leave_one_out`` is fast for every λ."""
+        projected: Tensor = (features.double() - self.mean) @ self.axes
+        return projected
+
+    def leave_one_out(self, z: Tensor, labels: Tensor, strength: float) -> Tensor:
+        """Return what the solution without a row predicts for it, for every projected row: one column per class.
+
+        The weights of the other rows, λ and the mean stay as they are.
+        """
         fitted = self.targets + z @ (self.cross / (self.values + strength)[:, None])
         leverage = self.weights[labels] * ((z * z) @ (1 / (self.values + strength)) + 1 / self.total)
         target = F.one_hot(labels, self.classes).double()
@@ -227,15 +238,24 @@ def eigh(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def fit_ridge(
-    features: Tensor, labels: Tensor, classes: int, even: bool = True, strength: float | None = None
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    even: bool = True,
+    strength: float | None = None,
+    merge: bool = True,
 ) -> RidgeSolution:
     """Solve for all rows; λ (unless ``strength`` is given), temperature and offset are chosen by leave-one-out.
+
+    With ``merge`` and ``even``, bursts of nearly equal rows count as one.
 
     Classes are solved in the order in which they first appear in the rows, whatever their labels are: the solution does
     not depend on the order in which classes were learned.
     """
     with one_thread(), torch.no_grad():
-        rows, mine, group = merge_bursts(features, labels) if even else (features, labels, torch.arange(len(labels)))
+        rows, mine, group = features, labels, torch.arange(len(labels))
+        if even and merge:
+            rows, mine, group = merge_bursts(features, labels)
         first = torch.full((classes,), len(mine)).scatter_reduce(0, mine, torch.arange(len(mine)), "amin")
         place = first.argsort(stable=True).argsort()
         mine = place[mine]
@@ -244,8 +264,11 @@ def fit_ridge(
         extra = offset / path.known.counts.sqrt()
         weight, bias = path.solve(strength)
         shown = torch.arange(0, len(labels), max(1, -(-len(labels) * classes // SHOWN)))
-        parts = group[shown].split(CHUNK)
-        loo = [(path.leave_one_out(rows[p], mine[p], strength) / temperature + extra)[:, place].float() for p in parts]
+        shown = shown[path.known.counts[mine[group[shown]]] > 1]  # without its only image, a class is unknown
+        loo = [torch.empty(0, classes)]
+        for part in group[shown].split(CHUNK):
+            scores = path.leave_one_out(path.project(rows[part]), mine[part], strength)
+            loo.append((scores / temperature + extra)[:, place].float())
         return RidgeSolution(
             weight[place] / temperature,
             (bias / temperature + extra)[place],
@@ -258,32 +281,33 @@ def fit_ridge(
 
 
 def choose_ridge(
-    path: RidgePath, features: Tensor, labels: Tensor, strength: float | None = None
+    path: RidgePath, features: Tensor, labels: Tensor, strength: float | None = None, offset: float | None = None
 ) -> tuple[float, float, float]:
     """Choose λ, temperature and offset by the likelihood of leave-one-out predictions, every class alike.
 
-    A class of one image cannot be predicted without it, so such classes do not take part.
+    A class of one image cannot be predicted without it, so such classes do not take part. A given ``strength`` or
+    ``offset`` stays.
     """
     counts = path.known.counts
     several = counts > 1
-    default = FEW_IMAGES if path.known.even else 0.0
+    default = (FEW_IMAGES if path.known.even else 0.0) if offset is None else offset
     step = max(1, -(-len(labels) * path.classes // CHOICES))
     rows = torch.arange(0, len(labels), step)
     rows = rows[several[labels[rows]]]
     if several.sum() < 2 or not len(rows):
         return strength or path.scale, TEMPERATURE, default
-    x, y = features[rows], labels[rows]
+    z, y = path.project(features[rows]), labels[rows]
     few = 1 / counts[several].sqrt()
     column = several.cumsum(0) - 1
     share = 1 / torch.bincount(y, minlength=path.classes).double()[y]
     share /= share.sum()
-    offsets = OFFSETS if path.known.even and few.min() < few.max() else (default,)
+    offsets = OFFSETS if path.known.even and few.min() < few.max() and offset is None else (default,)
     best = (math.inf, 0.0, 0.0, 0.0)
     for candidate in path.strengths() if strength is None else [strength]:
-        scores = path.leave_one_out(x, y, candidate)[:, several]
-        for offset in offsets:
-            loss, temperature = best_temperature(scores, few * offset, column[y], share)
-            best = min(best, (loss + PRIOR * (offset - default) ** 2, candidate, temperature, offset))
+        scores = path.leave_one_out(z, y, candidate)[:, several]
+        for extra in offsets:
+            loss, temperature = best_temperature(scores, few * extra, column[y], share)
+            best = min(best, (loss + PRIOR * (extra - default) ** 2, candidate, temperature, extra))
     return best[1:]
 
 

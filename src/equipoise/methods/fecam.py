@@ -57,7 +57,7 @@ class FeCAM(Method):
         x = x - x.mean(0)
         covariance = x.T @ x / max(len(x) - 1, 1)
         size, variances = len(covariance), covariance.diagonal()
-        others = (covariance.sum() - variances.sum()) / (size * (size - 1))
+        others = (covariance.sum() - variances.sum()) / max(size * (size - 1), 1)
         more = self.shrink_diagonal * variances.mean().clamp(min=1e-12) - self.shrink_others * others
         covariance = covariance + self.shrink_others * others
         covariance.diagonal().add_(more)

@@ -30,7 +30,8 @@ class Ridge(ClosedForm):
             raise UsageError(f"method.strength must be positive, got {self.strength}")
 
     def solve_rows(self, features: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
-        solution = fit_ridge(features, labels, classes, self.even, self.strength)
+        merge = self.backbone.frozen  # rows that are not features of images have no bursts
+        solution = fit_ridge(features, labels, classes, self.even, self.strength, merge)
         self.set_head(solution.weight, solution.bias)
         self.loo_logits, self.loo_rows = solution.loo, solution.loo_rows
         return {"strength": solution.strength, "temperature": solution.temperature, "offset": solution.offset}
@@ -44,7 +45,7 @@ class Ridge(ClosedForm):
         rows, labels = self.rows(fit, step.images.select(sample))
         path = RidgePath(known)
         strength = self.strength or path.generalised()
-        _, temperature, _ = choose_ridge(path, rows, labels, strength)
+        _, temperature, _ = choose_ridge(path, rows, labels, strength, offset=0.0)
         weight, bias = path.solve(strength)
         self.set_head(weight / temperature, bias / temperature)
         return {"strength": strength, "temperature": temperature}

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.methods import ClosedForm, Moments
+from equipoise.methods import ClosedForm, Moments, UsageError
 
 
 @dataclass(eq=False)
@@ -19,6 +19,11 @@ class SLDA(ClosedForm):
     paper = "Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPRW 2020"
     variants: ClassVar = {"slda": {}}
     stores = "a mean per class and one matrix (or all features)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shrinkage is not None and not 0 <= self.shrinkage <= 1:
+            raise UsageError(f"method.shrinkage must be between 0 and 1, got {self.shrinkage}")
 
     def solve(self, known: Moments) -> tuple[Tensor, Tensor]:
         shares, means = known.shares, known.means - known.mean
