@@ -218,8 +218,8 @@ def photo_augment(shape: Shape, settings: Settings) -> Augment:
 
 def default_recipe(net: Mapping[str, Any]) -> tuple[str, str]:
     """Return recipe and method of a new model: closed form on a pretrained backbone, or WA from random weights."""
-    backbone = net.get("backbone")
-    pretrained = backbone is None or backbone in PRETRAINED or (backbone.startswith("timm:") and net.get("weights"))
+    backbone = net.get("backbone", "lite0")
+    pretrained = backbone in PRETRAINED or (str(backbone).startswith("timm:") and net.get("weights"))
     return ("photos", "ridge") if pretrained else ("folder", "wa")
 
 
