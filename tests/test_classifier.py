@@ -28,7 +28,7 @@ SKIPPED = {
 """Checks that scikit-learn itself skips here; all others must pass."""
 
 
-@parametrize_with_checks([eq.IncrementalClassifier(epochs=10)])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([eq.IncrementalClassifier()])  # type: ignore[untyped-decorator]
 def test_all_checks_of_scikit_learn_pass(estimator: Any, check: Any) -> None:
     try:
         check(estimator)
