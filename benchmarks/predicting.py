@@ -85,7 +85,9 @@ def save_photos(folder: Path, count: int) -> list[str]:
 
 def train(place: Path, files: list[str]) -> None:
     """Save a model of four classes."""
-    IncrementalClassifier(epochs=1, image_size=32).fit(files, [n % 4 for n in range(len(files))]).save(place)
+    IncrementalClassifier(method="wa", backbone="resnet32", epochs=1, image_size=32).fit(
+        files, [n % 4 for n in range(len(files))]
+    ).save(place)
 
 
 def bare(model: Model, files: list[str]) -> None:

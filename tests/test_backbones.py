@@ -187,6 +187,11 @@ except UsageError as error:
     assert "pass it as --weights FILE" in done.stdout
 
 
+def test_names_by_which_timm_would_download_are_rejected() -> None:
+    with pytest.raises(UsageError, match="'timm:hf-hub:some/net' is not the name of a timm network"):
+        Architecture("timm:hf-hub:some/net", (3, 32, 32))()
+
+
 def test_an_unknown_backbone_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
     photos = glyph_folder(tmp_path / "photos", range(2))
     with pytest.raises(UsageError, match="unknown backbone 'resnet33': did you mean 'resnet32'"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from equipoise.app.model import is_features
 from equipoise.app.model_files import ModelConfig, ModelImages
+from equipoise.core.open_dir import printable
 from equipoise.engine.results import Label, StepResult
 
 BEGIN = "<!-- equipoise: the text below is rewritten after every step -->"
@@ -145,7 +146,7 @@ def describe_classes(classes: Sequence[Label], extended: Sequence[Label], most: 
         if names:
             shown = names if len(names) <= most + 1 else names[:most]
             more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-            parts.append(prefix + ", ".join(map(str, shown)) + more)
+            parts.append(prefix + ", ".join(printable(str(name)) for name in shown) + more)
     return "; ".join(parts)
 
 

@@ -21,6 +21,7 @@ from equipoise.app.model import Model
 from equipoise.app.photo_folder import Decoded, FolderScan, SkippedFile
 from equipoise.app.predict import Prediction
 from equipoise.app.step_plan import StepPlan
+from equipoise.core.open_dir import printable
 from equipoise.core.progress_line import track
 from equipoise.engine.progress import ProgressBar, duration
 from equipoise.engine.results import StepResult
@@ -86,7 +87,7 @@ def skipped_text(entries: Sequence[SkippedFile]) -> str:
     if not entries:
         return ""
     lines = [f"skipped {counted(len(entries), 'file')}:"]
-    lines += [f"  {escape(entry.path)}: {escape(entry.reason)}" for entry in entries[:LISTED]]
+    lines += [f"  {escape(printable(entry.path))}: {escape(printable(entry.reason))}" for entry in entries[:LISTED]]
     if len(entries) > LISTED:
         lines.append(f"  … and {len(entries) - LISTED} more (--json lists all)")
     return "\n".join(lines) + "\n"
@@ -157,11 +158,12 @@ def print_predictions(predictions: Iterable[Prediction], top: int, form: Literal
         if form == "json":
             print(json.dumps(one.to_dict(), ensure_ascii=False))
         elif one.error is not None:
-            print(f"equipoise: {one.path}: {one.error}", file=sys.stderr)
+            print(f"equipoise: {printable(one.path)}: {one.error}", file=sys.stderr)
         elif form == "csv":
             table.writerow([one.path, *(cell for name, value in one.classes for cell in (name, f"{value:.6f}"))])
         else:
-            print(f"{one.path}  " + "  ".join(f"{name} {value:.1%}" for name, value in one.classes))
+            answers = (f"{printable(str(name))} {value:.1%}" for name, value in one.classes)
+            print(f"{printable(one.path)}  " + "  ".join(answers))
     if show_count:
         print("\r", end="", file=sys.stderr)
     if failed:

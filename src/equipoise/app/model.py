@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -124,17 +124,28 @@ class Model(Learner):
 
     def probabilities(self, images: Images) -> Tensor:
         """Return the probability of each class: one row per image."""
-        if not len(images):
-            return torch.zeros(0, len(self.classes))
-        # computed in an order that does not depend on when a class was learned, so that no bit does
-        by_name = torch.tensor(sorted(range(len(self.classes)), key=lambda c: str(self.classes[c])))
-        if self.method.rehearsal == "kept":
-            method = copy.deepcopy(self.method)
+        return self.predictor()(images)
+
+    def predictor(self) -> Callable[[Images], Tensor]:
+        """Return ``probabilities`` for many calls, until the model changes.
+
+        Classes are computed in an order that does not depend on when they were learned, so that no bit does.
+        """
+        method = self.method
+        by_name = torch.tensor(sorted(range(len(self.classes)), key=lambda c: str(self.classes[c])), dtype=torch.long)
+        columns: Tensor | slice = by_name
+        if method.rehearsal == "kept":
+            shared = {id(tensor): tensor for tensor in (*method.parameters(), *method.buffers())}
+            method, columns = copy.deepcopy(method, shared), slice(None)  # only what is reordered is copied
             method.keep_classes(by_name)
-            logits = self.over(images).map_features(method.classify)
-        else:
-            logits = self.over(images).map_features(self.method.classify)[:, by_name]
-        return logits.softmax(1)[:, by_name.argsort()]
+
+        def predict(images: Images) -> Tensor:
+            if not len(images):
+                return torch.zeros(0, len(by_name))
+            logits = self.over(images).map_features(method.classify)[:, columns]
+            return logits.softmax(1)[:, by_name.argsort()]
+
+        return predict
 
     def check_engine(self) -> None:
         """Raise an error if features of new images would not be computed as those that the model keeps."""

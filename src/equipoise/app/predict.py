@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equipoise.app.model import Model
 from equipoise.app.photo_folder import printable
 from equipoise.data.decoding import decode
+from equipoise.data.images import Images
 from equipoise.data.index import ENDINGS, is_image_name
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
@@ -93,9 +95,9 @@ def predict(model: Model, sources: Iterable[Source], top: int = 1, batch: int = 
     def read(source: Source) -> tuple[str, np.ndarray | str]:
         return source[0], _decode(source[1], model.shape[1], model.extractor is not None)
 
-    decoded = map_ahead(read, sources, 2 * batch, decoder_pool())
+    decoded, predictor = map_ahead(read, sources, 2 * batch, decoder_pool()), model.predictor()
     while images := list(islice(decoded, batch)):
-        yield from _predict_batch(model, images, top)
+        yield from _predict_batch(model, predictor, images, top)
 
 
 def _decode(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
@@ -111,12 +113,17 @@ def _decode(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
         return (cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)) or "cannot read it"
 
 
-def _predict_batch(model: Model, batch: Sequence[tuple[str, np.ndarray | str]], top: int) -> Iterator[Prediction]:
+def _predict_batch(
+    model: Model,
+    predictor: Callable[[Images], Tensor],
+    batch: Sequence[tuple[str, np.ndarray | str]],
+    top: int,
+) -> Iterator[Prediction]:
     images = [image for _, image in batch if not isinstance(image, str)]
     rows: Iterator[tuple[list[int], list[float]]] = iter(())
     if images:
         found = model.inputs(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
-        best = model.probabilities(found).topk(min(top, len(model.classes)), dim=1)
+        best = predictor(found).topk(min(top, len(model.classes)), dim=1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     for name, image in batch:
         if isinstance(image, str):

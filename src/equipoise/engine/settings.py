@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from equipoise.core.config import build, convert, init_values
-from equipoise.core.extras import available
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import PRETRAINED_WEIGHTS, Architecture
 from equipoise.learn.backbones.pretrained import PRETRAINED
-from equipoise.learn.extractor import ENGINES, Engine
+from equipoise.learn.extractor import Engine, best_engine
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.methods import registry
@@ -60,8 +59,7 @@ class NetSettings:
         if self.input_size is not None and self.input_size < 8:
             raise UsageError(f"net.input_size must be at least 8 pixels, got {self.input_size}")
         if self.engine == "auto":  # resolved here, so that a model's settings tell which it was
-            faster = self.frozen and self.backbone in PRETRAINED and all(map(available, ENGINES["onnxruntime"]))
-            object.__setattr__(self, "engine", "onnxruntime" if faster else "torch")
+            object.__setattr__(self, "engine", best_engine(self.backbone) if self.frozen else "torch")
 
 
 @dataclass(frozen=True)

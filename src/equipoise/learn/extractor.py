@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import distributed
+from equipoise.core.extras import available
 from equipoise.core.files import digest
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, read_ahead
@@ -18,6 +19,7 @@ from equipoise.errors import UsageError
 from equipoise.learn.backbones.base import Backbone
 from equipoise.learn.backbones.lite import EfficientNetLite
 from equipoise.learn.backbones.lite_onnx import OnnxLite
+from equipoise.learn.backbones.pretrained import PRETRAINED
 from equipoise.learn.runtime import Runtime
 
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
@@ -31,6 +33,11 @@ ENGINES: dict[Engine, tuple[str, ...]] = {
     "openvino": ("onnx", "openvino"),
 }
 """What computes features, with the packages that it needs. They differ by less than 1e-5 before rounding."""
+
+
+def best_engine(backbone: str) -> Engine:
+    """Return the fastest engine that computes a frozen backbone in 32 bits and is installed."""
+    return "onnxruntime" if backbone in PRETRAINED and all(map(available, ENGINES["onnxruntime"])) else "torch"
 
 
 class Extractor:
@@ -57,7 +64,6 @@ class Extractor:
         runtime.place(self.net)
         usable = isinstance(self.net, EfficientNetLite) and runtime.device == "cpu"
         self.engine: Engine = engine if usable and not (engine == "onnxruntime" and net.bf16) else "torch"
-        """What computes the features."""
         self._start()
 
     def _start(self) -> None:
@@ -113,12 +119,16 @@ class Extractor:
         missing = self.batch - count if fill else int(count == 1)  # a batch of one takes another path in some engines
         if missing:
             pixels = torch.cat([pixels, pixels[-1:].expand(missing, -1, -1, -1)])
-        with torch.no_grad():
-            features: Tensor = self._compute(self.runtime.move(self.augment.normalise(pixels)))
-        rows = features[:count].cpu().half().float()
+        rows = self.unrounded(pixels)[:count].half().float()
         if not rows.isfinite().all():
             raise UsageError("the backbone's features are too large for 16 bits, or not finite: check net.weights")
         return rows
+
+    def unrounded(self, pixels: Tensor) -> Tensor:
+        """Return the features of one batch of images in 32 bits."""
+        with torch.no_grad():
+            features: Tensor = self._compute(self.runtime.move(self.augment.normalise(pixels)))
+        return features.cpu()
 
     def extract(self, images: Images, progress: Progress | None = None) -> Tensor:
         """Return the features of all images, one row per image; processes share whole batches.
@@ -141,4 +151,5 @@ class Extractor:
         """Return a hash of everything that features depend on, other than the machine."""
         weights = b"".join(value.numpy().tobytes() for value in self.weights.values())
         options = (self.augment.mean, self.augment.std, self.net.input_size, self.net.bf16, self.net.flip_tta)
-        return digest(repr((type(self._compute).__name__, options, self.batch)).encode() + weights)
+        where = torch.device(self.runtime.device).type, self.engine, self.batch
+        return digest(repr((type(self.net).__name__, options, where)).encode() + weights)

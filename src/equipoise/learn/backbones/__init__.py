@@ -50,6 +50,8 @@ def check_backbone(name: str) -> None:
     """Raise an error for an unknown name."""
     if name not in BACKBONES and not name.startswith("timm:"):
         raise unknown_name("backbone", name, [*BACKBONES, "timm:NAME"])
+    if name.count(":") > 1:  # timm would fetch hf-hub:… by itself, also for the model of a stranger
+        raise UsageError(f"'{name}' is not the name of a timm network: use timm:NAME, and --weights hub to download")
 
 
 @dataclass(frozen=True)

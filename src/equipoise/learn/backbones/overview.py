@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
+from equipoise.data.augment import Augment
 from equipoise.learn.backbones import BACKBONES, ROWS, Architecture
-from equipoise.learn.backbones.lite import EfficientNetLite
+from equipoise.learn.backbones.base import Backbone
 from equipoise.learn.backbones.pretrained import PRETRAINED, weights_file
+from equipoise.learn.extractor import CHUNK, Extractor, best_engine
+from equipoise.learn.runtime import Runtime
 
 SIZES = {"resnet18": 224}
 """Image size where it is not 32 pixels."""
@@ -32,22 +35,21 @@ def describe_backbones(measure: bool = False) -> list[dict[str, Any]]:
             "size": size,
             "imagenet_accuracy": known.accuracy if known else None,
             "weights": None if known is None else weights_file(name) is not None,
-            "images_per_second": _throughput(net, size) if measure else None,
+            "images_per_second": _throughput(name, net, size) if measure else None,
         })  # fmt: skip
     return rows
 
 
-def _throughput(net: torch.nn.Module, size: int) -> float:
-    """Return the images per second of one batch, the best of three."""
-    net = net.folded() if isinstance(net, EfficientNetLite) else net.eval()
-    batch = torch.zeros(32, 3, size, size).contiguous(memory_format=torch.channels_last)
+def _throughput(name: str, net: Backbone, size: int) -> float:
+    """Return the images per second of a frozen network, the best of three."""
+    extractor = Extractor(net, Augment((0.5,), (0.5,)), Runtime(), best_engine(name))
+    images = torch.zeros(CHUNK, 3, size, size, dtype=torch.uint8)
     times = []
-    with torch.no_grad():
-        for _ in range(4):
-            started = time.perf_counter()
-            net(batch)
-            times.append(time.perf_counter() - started)
-    return round(len(batch) / min(times[1:]), 1)
+    for _ in range(4):
+        started = time.perf_counter()
+        extractor.rows(images)
+        times.append(time.perf_counter() - started)
+    return round(len(images) / min(times[1:]), 1)
 
 
 def overview_table(rows: Sequence[dict[str, Any]]) -> str:

@@ -70,11 +70,14 @@ def download(name: str) -> Path:
     hub: Any = require("huggingface_hub", "hub", feature)
     if config is None or not config.hf_hub_id:
         raise UsageError(f"timm knows no weights for '{name}' on the Hugging Face hub: name a safetensors file")
+    # weights are published in both formats, and a pickle is never loaded
+    clip = config.hf_hub_filename == "open_clip_pytorch_model.bin"
+    file = "open_clip_model.safetensors" if clip else "model.safetensors"
     try:
-        return Path(hub.hf_hub_download(config.hf_hub_id, config.hf_hub_filename or "model.safetensors"))
+        return Path(hub.hf_hub_download(config.hf_hub_id, file))
     except Exception as error:  # no network, no such file, no permission, a proxy, …
         page = f"https://huggingface.co/{config.hf_hub_id}"
         raise UsageError(
-            f"{feature} from {page} failed ({type(error).__name__}): fetch model.safetensors from there with a "
+            f"{feature} from {page} failed ({type(error).__name__}): fetch {file} from there with a "
             "browser, and pass it as --weights FILE"
         ) from error
