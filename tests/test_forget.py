@@ -34,7 +34,7 @@ def test_forgotten_classes_leave_no_trace(model_path: Path, glyph_steps: list[Pa
     torch.testing.assert_close(after.method.predict(torch.zeros(2, 3, 24, 24)), logits[:, [0, 2, 3, 4, 5]])
     for result in ModelDir(model_path).steps()[-1].per_class:
         assert (result.correct or 0) >= (before[result.name] or 0)  # there is one class less to be confused with
-    with pytest.raises(UsageError, match="no earlier version"):
+    with pytest.raises(UsageError, match="no earlier version to go back to, because `equipoise forget`"):
         undo(model_path)
     accuracy = learn(model_path, glyph_steps[2]).accuracy  # and it learns more
     assert ModelDir(model_path).load().classes == list("ACDEFGHI")

@@ -41,6 +41,15 @@ def test_the_good_images_of_a_messy_folder_are_learned(tmp_path: Path) -> None:
     assert len([one for one in predict(model, sources) if one.classes]) == len(sources) == 23
 
 
+def test_folders_behind_links_are_read_once(tmp_path: Path) -> None:
+    glyph_folder(tmp_path / "elsewhere", [0])
+    (tmp_path / "pictures" / "up").mkdir(parents=True)
+    (tmp_path / "pictures" / "linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (tmp_path / "pictures" / "up" / "again").symlink_to(tmp_path / "pictures", target_is_directory=True)
+    inside = [file for file in (tmp_path / "elsewhere").rglob("*") if file.is_file()]
+    assert len(list(expand_paths([str(tmp_path / "pictures")]))) == len(inside) > 0
+
+
 def test_strict_rejects_a_messy_folder(tmp_path: Path) -> None:
     messy_folder(tmp_path / "pictures")
     with pytest.raises(DataError, match=r"and \d+ more\); nothing was learned because of --strict"):

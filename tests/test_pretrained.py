@@ -27,11 +27,13 @@ from equipoise.app.predict import expand_paths, predict
 from equipoise.core.extras import available
 from equipoise.core.tensors import parse, serialize
 from equipoise.data.decoding import decode
+from equipoise.data.sources.folder import open_images
 from equipoise.errors import RunError, UsageError
 from equipoise.learn.backbones import Architecture, pretrained
 from equipoise.learn.backbones.lite import EfficientNetLite
 from equipoise.learn.backbones.lite_onnx import OnnxLite
 from equipoise.learn.extractor import ENGINES, Engine, Extractor
+from equipoise.study import features
 from equipoise.study.run import run
 from tests.folders import crops
 from tests.test_backbones import SHIM
@@ -340,6 +342,33 @@ def test_an_experiment_on_frozen_features_extracts_them_once(tmp_path: Path, mon
     assert sum(passed) == total + 359, "training images come from the cache; so few test images are not cached"
     assert first.steps[-1].accuracy is not None
     assert first.steps[-1].accuracy > 75
+
+
+def test_features_are_of_the_files_as_they_are_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(features, "MIN_CACHED", 1)
+    photo_folder(tmp_path / "one", ["a", "b"])
+    extractor = ModelDir(learn(tmp_path / "model", tmp_path / "one").path).load().extractor
+    assert extractor is not None
+
+    def rows(folder: str) -> torch.Tensor:
+        images = features.extract_cached(open_images(tmp_path / folder, ["a", "b"], 224), extractor)
+        return images.read(torch.arange(len(images))).flatten(1)
+
+    first = rows("one")
+    kept = ModelDir(tmp_path / "model").load(images=True).memory.images()
+    assert kept is not None
+    assert torch.equal(first, kept.read(torch.arange(len(kept))).flatten(1)), "an experiment sees what `learn` sees"
+    assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
+    monkeypatch.setattr(Extractor, "extract", None)
+    assert torch.equal(rows("one"), first), "from the cache"
+    monkeypatch.undo()
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    photo_folder(tmp_path / "other", ["b", "a"])
+    (tmp_path / "other" / "a").rename(tmp_path / "other" / "c")
+    (tmp_path / "other" / "b").rename(tmp_path / "other" / "a")
+    (tmp_path / "other" / "c").rename(tmp_path / "other" / "b")
+    assert torch.equal(rows("other"), first.roll(6, 0)), "other photos under the same names"
 
 
 def test_a_frozen_model_exports_to_onnx(tmp_path: Path) -> None:

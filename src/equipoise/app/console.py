@@ -224,7 +224,7 @@ def evaluation_table(facts: Mapping[str, Any]) -> Table:
     table = class_table("correct", "total", "accuracy")
     for entry in facts["per_class"]:
         cells = (str(entry["correct"]), str(entry["total"]), percent(entry["accuracy"]))
-        table.add_row(escape(str(entry["name"])), *cells)
+        table.add_row(escape(printable(str(entry["name"]))), *cells)
     return table
 
 

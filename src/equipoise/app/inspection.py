@@ -14,6 +14,7 @@ from equipoise.app.card import counted
 from equipoise.app.console import class_table
 from equipoise.app.model_dir import LINKED, ModelDir
 from equipoise.app.model_files import KINDS, ModelConfig
+from equipoise.core.open_dir import printable
 from equipoise.errors import RunError
 
 
@@ -71,7 +72,8 @@ def inspection_table(facts: Mapping[str, Any]) -> Table:
     for entry in facts["per_class"]:
         correct = "–" if not entry["total"] else f"{entry['correct']} of {entry['total']}"
         norm = "–" if entry["norm"] is None else f"{entry['norm']:.2f}"
-        table.add_row(escape(str(entry["name"])), str(entry["exemplars"]), str(entry["held_out"]), correct, norm)
+        name = escape(printable(str(entry["name"])))
+        table.add_row(name, str(entry["exemplars"]), str(entry["held_out"]), correct, norm)
     return table
 
 

@@ -244,12 +244,14 @@ class ModelDir:
         """Go back to the version before; return the result of the undone step, None if it cannot be read."""
         config = self.config()
         before = self._before(config)
-        if before is None:
-            raise UsageError(f"{self.path} has no earlier version to go back to")
         try:
             undone = self.steps()[-1]
         except RunError:  # a damaged version is one more reason to go back
             undone = None
+        if before is None:
+            forgot = undone is not None and undone.kind == "forget"
+            reason = ", because `equipoise forget` removes all earlier versions" if forgot else ""
+            raise UsageError(f"{self.path} has no earlier version to go back to{reason}")
         self.load_version(before)  # check it before giving up the current one
         self.images_of(before)
         self.directory.write_bytes("config.json", self.directory.read_bytes(f"versions/{before.version}/config.json"))

@@ -61,9 +61,11 @@ def expand_paths(arguments: Iterable[str]) -> Iterator[Source]:
 
 
 def _images_below(folder: str) -> Iterator[Source]:
-    found = False
-    for where, inner, names in os.walk(folder):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
+    found, seen = False, {os.path.realpath(folder)}
+    for where, inner, names in os.walk(folder, followlinks=True):  # as `learn` does; a link may lead back up
+        real = {name: os.path.realpath(f"{where}/{name}") for name in inner}
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and real[name] not in seen)
+        seen.update(real[name] for name in inner)
         for name in sorted(names):
             if is_image_name(name) and not name.startswith("."):
                 found = True

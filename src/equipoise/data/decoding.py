@@ -80,7 +80,7 @@ def to_square(
     if picture.format == "TIFF":
         picture.load()  # turns it upright and removes the orientation
     if bicubic:
-        return _upright(_centre_bicubic(picture, size), picture)
+        return _upright(_centre_bicubic(picture, size, margin), picture)
     box = _centre_box(picture.size, margin) if draw is None else _random_box(picture.size, draw)
     # JPEG decodes at a half, quarter or eighth if the crop stays at least as large as needed
     scale = min(box[2] - box[0], box[3] - box[1]) / size
@@ -94,11 +94,12 @@ def to_square(
     return _upright(_to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, box), picture)
 
 
-def _centre_bicubic(picture: Image.Image, size: int) -> Image.Image:
+def _centre_bicubic(picture: Image.Image, size: int, margin: float) -> Image.Image:
     """Return the centred square, cropped at whole pixels; a large JPEG is decoded at a fraction of its size."""
     if picture.format == "JPEG":
-        picture.draft("RGB", (2 * size, 2 * size))
-    edge = min(picture.size)
+        needed = int(2 * size * margin)
+        picture.draft("RGB", (needed, needed))
+    edge = round(min(picture.size) / margin)
     left, top = (picture.size[0] - edge) // 2, (picture.size[1] - edge) // 2
     square = picture.crop((left, top, left + edge, top + edge))
     square.info = picture.info  # transparency

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -92,6 +93,9 @@ class FeatureStore(TensorStore):
 class FileStore:
     """Image files, decoded to RGB of one size when read."""
 
+    bicubic = False
+    """Resize as for pretrained networks."""
+
     def __init__(self, files: Index | Sequence[str | Path], size: int, margin: float = 1.0) -> None:
         check_size(size)
         self.index = files if isinstance(files, Index) else Index.of(files)
@@ -107,13 +111,27 @@ class FileStore:
 
     def fingerprint(self) -> bytes:
         # names of files and class folders only: sizes would need a stat of each of 1.28 million files
-        return digest(self.index.text())
+        return digest(self.index.text() + (b"bicubic" if self.bicubic else b""))
+
+    def stamp(self, rows: Tensor) -> bytes:
+        """Return a hash of the files' sizes and dates, which tells a changed file from the one that was read before."""
+        found = ((file.st_size, file.st_mtime_ns) for file in map(os.stat, self.index.paths(rows.numpy())))
+        return digest(np.array(list(found), dtype=np.int64).tobytes())
+
+    def for_pretrained(self) -> FileStore:
+        """Return the same images, resized as `learn` and `predict` do for a pretrained network."""
+        store = FileStore(self.index, self.size, self.margin)
+        store.bicubic = True
+        return store
 
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
         paths = self.index.paths(rows.numpy())
         draws = [None] * len(paths) if crops is None else crops.tolist()
-        images = list(self._pool.map(lambda path, draw: decode(path, self.size, draw, self.margin), paths, draws))
+        images = list(self._pool.map(partial(self._decode, bicubic=self.bicubic and crops is None), paths, draws))
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+
+    def _decode(self, path: str, draw: Sequence[float] | None, bicubic: bool) -> np.ndarray:
+        return decode(path, self.size, draw, self.margin, bicubic)
 
 
 class JoinedStore:

@@ -15,7 +15,7 @@ from equipoise.core.directory import Directory
 from equipoise.core.files import digest
 from equipoise.core.progress_line import track
 from equipoise.core.tensors import read_tensors, write_tensors
-from equipoise.data.images import FeatureStore, Images
+from equipoise.data.images import FeatureStore, FileStore, Images
 from equipoise.data.index import cache_dir
 from equipoise.errors import EquipoiseError
 from equipoise.learn.extractor import Extractor
@@ -28,8 +28,9 @@ MIN_CACHED = 1000
 def extract_cached(images: Images, extractor: Extractor) -> Images:
     """Return images as rows of features; called by all processes, which share the work."""
     cache = Directory(cache_dir() / "features")
-    of = images.store.fingerprint() + images.rows.numpy().tobytes()  # whatever the labels are
-    name = digest(of + extractor.identity()).hex() + ".safetensors"
+    if isinstance(images.store, FileStore):
+        images = replace(images, store=images.store.for_pretrained())
+    name = _name(images, extractor) if distributed.is_main() else ""
     features = distributed.broadcast(lambda: _read(cache, name, len(images), extractor.width))
     if features is None:
         features = extractor.extract(images, _show_progress if distributed.is_main() else None).half()
@@ -38,6 +39,15 @@ def extract_cached(images: Images, extractor: Extractor) -> Images:
                 cache.make_dir()
                 write_tensors(cache, name, {"features": features})
     return replace(images, store=FeatureStore(features, images), rows=torch.arange(len(images)))
+
+
+def _name(images: Images, extractor: Extractor) -> str:
+    """Return a file name that depends on the images and on the network, but not on the labels."""
+    of = images.store.fingerprint() + images.rows.numpy().tobytes() + extractor.identity()
+    if isinstance(images.store, FileStore):
+        with suppress(OSError):  # a file that is missing is an error when it is read
+            of += images.store.stamp(images.rows)
+    return digest(of).hex() + ".safetensors"
 
 
 def _read(cache: Directory, name: str, images: int, width: int) -> Tensor | None:

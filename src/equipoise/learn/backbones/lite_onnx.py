@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,8 @@ def start_onnxruntime(graph: bytes, threads: int) -> Compute:
 
 
 def start_openvino(graph: bytes, threads: int, bf16: bool) -> Compute:
-    """Load a graph into OpenVINO, whose import may send usage data; hence only for those who ask for it."""
+    """Load a graph into OpenVINO, without the package that would send usage data when it is imported."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # OpenVINO goes on without it
     openvino: Any = require("openvino", "openvino", "the engine openvino")
     # it would choose bfloat16 by itself
     options = {"INFERENCE_PRECISION_HINT": "bf16" if bf16 else "f32", "INFERENCE_NUM_THREADS": threads}
