@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ from equipoise.app.forget import forget
 from equipoise.app.learn import LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.predict import expand_paths, predict
+from equipoise.app.stored_images import identify
 from equipoise.core.extras import available
 from equipoise.core.tensors import parse, serialize
 from equipoise.data.decoding import decode
@@ -185,6 +187,34 @@ def test_a_model_may_keep_only_statistics(tmp_path: Path) -> None:
     assert forget(together, ["a"]).remains == "nothing"
     with pytest.raises(UsageError, match="--keep is for methods that train nothing, not for wa: use --memory"):
         learn(tmp_path / "wa", first, method="wa", keep="statistics")
+
+
+def test_thumbnails_are_kept_on_request_and_forgotten_with_their_class(tmp_path: Path) -> None:
+    one = photo_folder(tmp_path / "one", ["a", "b"])
+    two = photo_folder(tmp_path / "two", ["c"])
+    place = learn(tmp_path / "model", one)
+    assert not place.load(images=True).thumbnails
+    learn_folder(place, two, LearnOptions(keep="thumbnails"))
+    learn_folder(place, photo_folder(tmp_path / "more", ["d"]), LearnOptions())
+    found = place.load(images=True).thumbnails
+    assert len(found) == 12, "the model goes on to keep them"
+    picture = decode(str(two / "c" / "0.png"), 224, bicubic=True)
+    name = identify(torch.from_numpy(picture).permute(2, 0, 1))
+    with Image.open(io.BytesIO(found[name])) as small:
+        assert small.format == "JPEG"
+        assert small.size == (96, 96)
+        expected = np.asarray(Image.fromarray(picture).resize((96, 96))).astype(float)
+        assert np.abs(np.asarray(small) - expected).mean() < 10
+    forget(place, ["c"])
+    kept = place.load(images=True).thumbnails
+    assert len(kept) == 6
+    assert name not in kept
+    assert all(found[name] not in file.read_bytes() for file in place.path.rglob("*") if file.is_file())
+    block = next(place.path.glob("memory/d/*.safetensors"))
+    tensors = dict(parse(block.read_bytes(), "block"))
+    for ends in (torch.tensor([-5, 10**12, 3]), torch.zeros(0, dtype=torch.long), torch.zeros(6)):
+        block.write_bytes(serialize(tensors | {"ends": ends}, {}))
+        assert len(place.load(images=True).thumbnails) <= 6, "damaged thumbnails do no harm"
 
 
 def test_the_order_of_steps_changes_no_bit(tmp_path: Path) -> None:

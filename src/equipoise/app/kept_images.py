@@ -35,6 +35,7 @@ def load_images(directory: Directory, model: Model, names: ModelImages) -> None:
         kept = FeatureStore(torch.cat([block.features for block in blocks]), ids=ids)
         sizes = torch.tensor([len(block.ids) for block in blocks])
         model.blocks = {block.name: block.ids for block in blocks}
+        model.thumbnails = {name: picture for block in blocks for name, picture in block.thumbnails.items()}
     labels = torch.tensor([c for _, c, _ in found]).repeat_interleave(sizes)
     exemplar = torch.tensor([kind == "memory" for kind, _, _ in found]).repeat_interleave(sizes)
     everything = Images(kept, torch.arange(len(labels)), labels)
@@ -55,7 +56,7 @@ def store_images(directory: Directory, model: Model) -> ModelImages:
                 names[kind].append(store(directory, folder, images.read() if len(images) else ()))
             else:
                 half = model.extractor is not None  # its features are rounded already
-                blocks = write_blocks(directory, folder, images, model.blocks, half)
+                blocks = write_blocks(directory, folder, images, model.blocks, model.thumbnails, half)
                 names[kind].append([name for name, _ in blocks])
                 sizes |= {name: len(ids) for name, ids in blocks}
                 model.blocks |= dict(blocks)

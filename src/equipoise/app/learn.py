@@ -28,6 +28,9 @@ from equipoise.learn.backbones.pretrained import PRETRAINED, input_statistics
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.stage import TrainListener
 
+Keep = Literal["features", "thumbnails", "statistics"]
+"""What methods that train nothing keep; thumbnails are kept beside features."""
+
 
 @dataclass(frozen=True)
 class LearnOptions:
@@ -38,7 +41,7 @@ class LearnOptions:
     weights: Path | str | None = None
     image_size: int | None = None
     recipe: str | None = None
-    keep: Literal["features", "statistics"] | None = None
+    keep: Keep | None = None
     memory: int | str | None = None
     epochs: int | None = None
     seed: int | None = None
@@ -53,7 +56,7 @@ class LearnOptions:
         named = {
             "net.backbone": self.backbone,
             "net.weights": self.weights and str(self.weights),
-            "memory.size": {"features": "all", "statistics": 0, None: self.memory}[self.keep],
+            "memory.size": {"features": "all", "thumbnails": "all", "statistics": 0, None: self.memory}[self.keep],
             "train.epochs": self.epochs,
             "data.size": self.image_size,
         }
@@ -136,7 +139,10 @@ def plan_step(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener
     for name, parts in model.images_by_class().items():
         for part in parts:
             known |= dict.fromkeys(ids_of(part), str(name))
-    images = read_images(found, model.shape[1], listener.reading, known, wanted.strict, model.extractor)
+    if wanted.keep:
+        model.keeps_thumbnails = wanted.keep == "thumbnails"
+    thumbnails = model.thumbnails if model.keeps_thumbnails else None
+    images = read_images(found, model.shape[1], listener.reading, known, wanted.strict, model.extractor, thumbnails)
     model.settings.runtime.start()
     new = {labels[name]: mine for name, mine in images.items()}
     return prepare(model, new, wanted.holdout, wanted.extend, wanted.sections().get("train", {}))

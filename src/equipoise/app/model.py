@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from equipoise.app.stored_images import identify
+from equipoise.app.stored_images import identify, thumbnail
 from equipoise.data.augment import Augment
 from equipoise.data.images import FeatureStore, Images, TensorStore, join
 from equipoise.data.stream import Step
@@ -36,6 +36,10 @@ class Model(Learner):
     """What happened, one result per step."""
     blocks: dict[str, Sequence[str]] = field(default_factory=dict)
     """Names of the images in each stored block of features."""
+    keeps_thumbnails: bool = False
+    """Whether small versions of images are kept beside their features."""
+    thumbnails: dict[str, bytes] = field(default_factory=dict)
+    """JPEG files by the name of their image."""
 
     @staticmethod
     def create(settings: Settings, shape: Shape, augment: Augment) -> Model:
@@ -120,6 +124,8 @@ class Model(Learner):
         if self.in_blocks:
             store = FeatureStore(images.read().flatten(1), ids=[identify(image) for image in pixels])
             images = replace(images, store=store)
+            if self.keeps_thumbnails:
+                self.thumbnails |= {name: thumbnail(image) for name, image in zip(store.ids, pixels, strict=True)}
         return images
 
     def probabilities(self, images: Images) -> Tensor:

@@ -4,6 +4,7 @@ config.json          what the model is and which version is current; replacing t
 versions/<name>/     one per step: config.json, steps.json (results), images.json (names of images), model.safetensors
 backbone.safetensors the frozen backbone, if there is one; it never changes
 memory/<class>/      exemplars, one file each, named by their pixels; with a frozen backbone, blocks of features
+                     (and thumbnails, if they are kept)
 holdout/<class>/     images that are never trained on
 README.md            the model card
 .step/               the step that is being learned
@@ -166,6 +167,7 @@ class ModelDir:
             none,
             list(config.classes),
             self.steps_of(config),
+            keeps_thumbnails=config.thumbnails,
         )
         if images:
             load_images(self.directory, model, self.images_of(config))
@@ -221,6 +223,7 @@ class ModelDir:
             augment=asdict(model.extractor.augment if model.extractor else model.augment),
             settings=model.settings.identity(),
             extractor=self._store_extractor(model.extractor) if model.extractor else None,
+            thumbnails=model.keeps_thumbnails,
             equipoise=__version__,
         )
         folder = self.directory.sub(f"versions/{name}")

@@ -37,6 +37,8 @@ class ModelConfig:
     settings: dict[str, Any]
     extractor: str | None = None
     """Hash of backbone.safetensors, if the model has a frozen backbone."""
+    thumbnails: bool = False
+    """Whether thumbnails of new images are kept."""
     library: str = "equipoise"
     equipoise: str = ""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equipoise.app.stored_images import identify
+from equipoise.app.stored_images import identify, thumbnail
 from equipoise.data.decoding import decode
 from equipoise.data.images import FeatureStore, FileStore, Images, Store, TensorStore
 from equipoise.data.index import ENDINGS, is_dir, is_image_name
@@ -137,6 +137,7 @@ def read_images(
     known: Mapping[str, str] | None = None,
     strict: bool = False,
     extractor: Extractor | None = None,
+    thumbnails: dict[str, bytes] | None = None,
 ) -> dict[str, Images]:
     """Decode the images of each class; files that cannot be used are added to ``found.skipped``.
 
@@ -156,6 +157,8 @@ def read_images(
         Raise an error if a file is skipped.
     extractor
         Return rows of its features instead of images.
+    thumbnails
+        Add a small JPEG of each image here, by its hash.
     """
     files = [(name, file) for name, mine in found.classes.items() for file in mine]
     ids: dict[int, str] = {}
@@ -168,6 +171,8 @@ def read_images(
                 found.skip(file, str(answer.__cause__ or answer))
             else:
                 image, ids[row] = answer
+                if thumbnails is not None:
+                    thumbnails[ids[row]] = thumbnail(image)
                 yield row, image
 
     if extractor is None:

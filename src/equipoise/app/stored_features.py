@@ -1,13 +1,14 @@
 """Features that a model keeps: one file per class and step, so that a million images do not need a million files.
 
 A block holds ``features`` (one row per image; 16-bit floats if a backbone computed them) and ``ids`` (the hash of each
-image's pixels), and is named by a hash of both. Blocks never change; a version lists the blocks of each class.
+image's pixels), and is named by a hash of both. It may hold ``thumbnails``, JPEG files one after the other, and where
+each ends (``ends``). Blocks never change; a version lists the blocks of each class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ class Block:
 
     features: Tensor
     ids: tuple[str, ...]
+    thumbnails: dict[str, bytes] = field(default_factory=dict)
+    """JPEG files by id, where they are kept."""
 
     @property
     def name(self) -> str:
@@ -52,7 +55,12 @@ def _store_ids(store: object) -> Sequence[str] | None:
 
 
 def write_blocks(
-    directory: Directory, folder: str, images: Images, known: Mapping[str, Sequence[str]], half: bool
+    directory: Directory,
+    folder: str,
+    images: Images,
+    known: Mapping[str, Sequence[str]],
+    thumbnails: Mapping[str, bytes],
+    half: bool,
 ) -> list[tuple[str, list[str]]]:
     """Write the images that are not yet in one of the ``known`` blocks; return all blocks with their ids, in order.
 
@@ -73,9 +81,30 @@ def write_blocks(
         rest = Block(features.half() if half else features, tuple(ids[place:]))
         directory.make_dir(folder)
         hashes = torch.from_numpy(np.frombuffer(bytes.fromhex("".join(rest.ids)), np.uint8).reshape(-1, 16).copy())
-        write_tensors(directory, f"{folder}/{rest.name}.safetensors", {"features": rest.features, "ids": hashes})
+        pictures = _pack([thumbnails.get(name, b"") for name in rest.ids])
+        content = {"features": rest.features, "ids": hashes} | pictures
+        write_tensors(directory, f"{folder}/{rest.name}.safetensors", content)
         found.append((rest.name, list(rest.ids)))
     return found
+
+
+def _pack(thumbnails: Sequence[bytes]) -> dict[str, Tensor]:
+    """Return thumbnails as tensors; none if all are empty."""
+    data = b"".join(thumbnails)
+    if not data:
+        return {}
+    ends = torch.tensor([len(one) for one in thumbnails]).cumsum(0)
+    return {"thumbnails": torch.frombuffer(bytearray(data), dtype=torch.uint8), "ends": ends}
+
+
+def _unpack(found: Mapping[str, Tensor], ids: Sequence[str]) -> dict[str, bytes]:
+    """Undo ``_pack``; thumbnails that do not fit the block are left out, because nothing depends on them."""
+    data, ends = found.get("thumbnails"), found.get("ends")
+    if data is None or ends is None or data.dtype != torch.uint8 or ends.dtype != torch.int64:
+        return {}
+    joined, stops = bytes(data.flatten().numpy()), ends.flatten().tolist()
+    parts = (joined[max(start, 0) : max(stop, 0)] for start, stop in zip([0, *stops], stops, strict=False))
+    return {name: part for name, part in zip(ids, parts, strict=False) if part}
 
 
 def read_block(directory: Directory, file: str, width: int) -> Block:
@@ -93,7 +122,8 @@ def read_block(directory: Directory, file: str, width: int) -> Block:
         and hashes.shape[1] == 16
         and bool(features.isfinite().all())
     ):
-        block = Block(features, tuple(bytes(row).hex() for row in hashes.numpy()))
+        ids = tuple(bytes(row).hex() for row in hashes.numpy())
+        block = Block(features, ids, _unpack(found, ids))
         if file.endswith(f"/{block.name}.safetensors"):
             return block
     raise RunError(f"the stored features {directory.path / file} are damaged: restore them from a copy")

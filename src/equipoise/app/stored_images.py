@@ -22,6 +22,8 @@ from equipoise.data.prefetch import decoder_pool
 from equipoise.errors import RunError
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+THUMBNAIL = 96
+"""Width and height of thumbnails, at most."""
 IDENTITY = re.compile("[0-9a-f]{32}")
 """The name of a stored image, without its ending."""
 
@@ -60,6 +62,16 @@ def decode_stored(data: bytes, name: str) -> Tensor:
     with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
         plain = np.array(picture)
     return torch.from_numpy(plain[:, :, None] if plain.ndim == 2 else plain).permute(2, 0, 1)
+
+
+def thumbnail(pixels: Tensor) -> bytes:
+    """Return a small JPEG of an image, to be looked at."""
+    plain = pixels.permute(1, 2, 0).contiguous().numpy()
+    picture = Image.fromarray(plain[:, :, 0] if len(pixels) == 1 else plain).convert("RGB")
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=80)
+    return file.getvalue()
 
 
 def store(directory: Directory, folder: str, pixels: Iterable[Tensor]) -> list[str]:

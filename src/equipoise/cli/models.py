@@ -30,7 +30,7 @@ def learn(
     extend: Flag = False,
     holdout: float | None = None,
     method: str | None = None,
-    keep: Literal["features", "statistics"] | None = None,
+    keep: Literal["features", "thumbnails", "statistics"] | None = None,
     memory: str | None = None,
     epochs: str = "auto",
     backbone: str | None = None,
@@ -61,8 +61,9 @@ def learn(
         Learning method, fixed when the model is created (default: ridge, which trains nothing); see
         `equipoise methods`.
     keep
-        What methods that train nothing keep on disk, fixed when the model is created: features of all images, or only
-        statistics (class means and one matrix), without which no class can be removed exactly (default: features).
+        What methods that train nothing keep on disk: features of all images, thumbnails beside them, or only
+        statistics (class means and one matrix), with which no class can be removed exactly; the last is fixed when the
+        model is created (default: features).
     memory
         Number of exemplars to keep, for methods that train (default: 2000).
     epochs
