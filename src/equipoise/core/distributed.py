@@ -131,9 +131,15 @@ def subset_mean(values: Tensor, batch: int) -> Tensor:
 
 
 def gather_rows(mine: dict[int, Tensor], sizes: list[int]) -> Tensor:
-    """Concatenate blocks of rows that the processes computed; ``mine`` holds this process's blocks by number."""
+    """Concatenate blocks of rows that the processes computed; ``mine`` holds this process's blocks by number.
+
+    One process takes each block out of ``mine``, so that rows are not in memory twice.
+    """
     if world_size() == 1:
-        return torch.cat([mine[number] for number in range(len(sizes))])
+        whole = torch.empty((sum(sizes), *mine[0].shape[1:]), dtype=mine[0].dtype)
+        for number, place in enumerate(whole.split(sizes)):
+            place.copy_(mine.pop(number))
+        return whole
     columns = torch.tensor(max((block.shape[1] for block in mine.values()), default=0))
     with peer_errors():
         dist.all_reduce(columns, dist.ReduceOp.MAX)  # a process without a block cannot know the width

@@ -64,7 +64,8 @@ class ClosedForm(Method):
         """Solve for the head from all images, in an order that depends on their features only."""
         features, labels = self.rows(fit, images)
         order = canonical_order(features)
-        figures = self.solve_rows(features[order], labels[order], classes)
+        features, labels = features[order], labels[order]  # a million rows need 5 GB: keep no copy
+        figures = self.solve_rows(features, labels, classes)
         if self.loo_rows is not None:
             self.loo_rows = order[self.loo_rows]
         return figures
