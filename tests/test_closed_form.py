@@ -98,13 +98,16 @@ def test_slda_is_linear_discriminant_analysis(shrinkage: float | None) -> None:
     else:
         amount = shrinkage
     learner = learned("slda", features, labels, [2, 2], fields={"shrinkage": shrinkage})
-    other = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=float(amount), priors=[1 / CLASSES] * CLASSES)
-    other.fit(features.double().numpy(), labels.numpy())
-    ours = classify(learner, features).argmax(1).numpy()
-    assert (ours == other.predict(features.double().numpy())).mean() > 0.98
     covariance = within.T @ within / (len(within) - CLASSES)
     size = len(covariance)
-    mixed = (1 - amount) * covariance + amount * covariance.trace() / size * torch.eye(size, dtype=torch.float64)
+    identity = torch.eye(size, dtype=torch.float64)
+    if shrinkage is None:
+        other = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=float(amount), priors=[1 / CLASSES] * CLASSES)
+        other.fit(features.double().numpy(), labels.numpy())
+        ours = classify(learner, features).argmax(1).numpy()
+        assert (ours == other.predict(features.double().numpy())).mean() > 0.98
+        identity = identity * covariance.trace() / size
+    mixed = (1 - amount) * covariance + amount * identity  # the authors add the identity itself
     means = torch.stack([features[labels == c].double().mean(0) for c in range(CLASSES)])
     precision = torch.linalg.inv(mixed)
     expected = features.double() @ precision @ means.T - 0.5 * (means @ precision * means).sum(1)
@@ -135,11 +138,47 @@ def test_fecam_is_a_mahalanobis_distance_per_class() -> None:
         others = (covariance.sum() - covariance.trace()) / (size * size - size)
         eye = torch.eye(size, dtype=torch.float64)
         covariance = covariance + diagonal * eye + others * (1 - eye)
+        diagonal, others = covariance.diagonal().mean(), covariance[~eye.bool()].mean()
+        covariance = covariance + diagonal * eye + others * (1 - eye)
         deviation = covariance.diagonal().sqrt()
         inverse = torch.linalg.inv(covariance / deviation[:, None] / deviation[None])
         distance = x - F.normalize(mine.mean(0).sqrt(), dim=0)
         expected.append(-(distance @ inverse * distance).sum(1))
     torch.testing.assert_close(classify(learner, features).double(), torch.stack(expected, 1), atol=1e-3, rtol=1e-3)
+
+
+def test_fecam_takes_negative_features_without_tukeys_transform() -> None:
+    features, labels = rows()
+    with pytest.raises(UsageError, match=r"set method\.tukey=none"):
+        learned("fecam", -features, labels, [2, 2])
+    fields = {"tukey": None, "shrinkages": 1, "shrink_others": 0.0}
+    learner = learned("fecam", -features, labels, [2, 2], fields=fields)
+    x = F.normalize(-features.double(), dim=1)
+    expected = []
+    for c in range(CLASSES):
+        covariance = torch.from_numpy(np.cov(x[labels == c].numpy().T))
+        covariance = covariance + covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.float64)
+        deviation = covariance.diagonal().sqrt()
+        inverse = torch.linalg.inv(covariance / deviation[:, None] / deviation[None])
+        distance = x - F.normalize(x[labels == c].mean(0), dim=0)
+        expected.append(-(distance @ inverse * distance).sum(1))
+    torch.testing.assert_close(classify(learner, -features).double(), torch.stack(expected, 1), atol=1e-3, rtol=1e-3)
+
+
+def test_slda_of_equal_images_is_the_nearest_mean() -> None:
+    for seed in range(20):
+        centres = torch.randn(3, 80, generator=torch.Generator().manual_seed(seed))
+        labels = torch.arange(3).repeat_interleave(3)
+        learner = learned("slda", centres[labels], labels, [2, 1])
+        assert classify(learner, centres).argmax(1).tolist() == [0, 1, 2]
+
+
+def test_removing_classes_from_statistics_leaves_the_share_of_the_others() -> None:
+    features, labels = rows([20] * 8)
+    learner = learned("slda", features, labels, [8], memory={"size": 0})
+    scatter = learner.method.state_dict()["scatter"].clone()
+    learner.method.keep_classes(torch.tensor([0, 3]))
+    torch.testing.assert_close(learner.method.state_dict()["scatter"], scatter / 4)
 
 
 def test_acil_trains_only_in_the_first_step() -> None:
@@ -154,6 +193,8 @@ def test_acil_trains_only_in_the_first_step() -> None:
         learner.learn(Step(index, old, 2, images), images, images, list("abcd")[: old + 2])
         states.append({name: value.clone() for name, value in learner.method.backbone.state_dict().items()})
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    kept = [name for name, value in learner.method.state_dict().items() if name.startswith("first_head") and len(value)]
+    assert not kept, "the head of the first step was for training only"
     assert classify(learner, features).shape == (len(labels), CLASSES)
 
 

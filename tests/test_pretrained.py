@@ -440,6 +440,10 @@ def test_a_class_of_a_model_with_statistics_cannot_be_extended(tmp_path: Path) -
     learn(tmp_path / "model", photos, keep="statistics")
     with pytest.raises(UsageError, match="class 'a' cannot get more images, because this model keeps statistics only"):
         learn(tmp_path / "model", photos, extend=True)
+    learn(tmp_path / "acil", photos, method="acil")
+    with pytest.raises(UsageError, match="keeps statistics only: create a model with another method"):
+        learn(tmp_path / "acil", photos, extend=True)
+    assert forget(ModelDir(tmp_path / "acil"), ["a"]).remains == "statistics"
 
 
 def test_exemplars_are_for_methods_that_train(tmp_path: Path) -> None:

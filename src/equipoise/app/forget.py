@@ -67,9 +67,12 @@ def remaining(model: Model) -> Literal["nothing", "statistics", "head", "backbon
     """Return what still depends on removed classes."""
     if model.keeps_all:  # a copy without them could not be solved again
         return "nothing" if len(model.memory.exemplars) == len(model.classes) else "head"
-    if model.method.rehearsal == "kept":
-        return "statistics" if isinstance(model.method, ClosedForm) else "nothing"
-    return "backbone" if model.extractor is None else "head"
+    trains = model.method.rehearsal != "kept"
+    if trains and model.extractor is None and model.settings.net.backbone != "identity":
+        return "backbone"
+    if isinstance(model.method, ClosedForm):
+        return "statistics"
+    return "head" if trains else "nothing"
 
 
 def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:

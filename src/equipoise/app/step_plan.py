@@ -17,6 +17,7 @@ from equipoise.engine.learner import make_method
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.step import unfairness
 from equipoise.errors import UsageError
+from equipoise.learn.closed_form import ClosedForm
 from equipoise.learn.schedule import Schedule
 from equipoise.learn.stage import StageStore, TrainListener
 
@@ -142,11 +143,10 @@ def prepare(model: Model, new: NewImages, holdout: float | None, extend: bool, t
     extended = [name for name in model.classes if name in new]
     if extended and not extend:
         raise already_known(model, extended[0])
-    if extended and model.method.rehearsal == "kept" and not model.keeps_all:
-        raise UsageError(
-            f"class '{extended[0]}' cannot get more images, because this model keeps statistics only: create a model "
-            "with --keep features"
-        )
+    if extended and not model.keeps_all and (model.method.rehearsal == "kept" or isinstance(model.method, ClosedForm)):
+        remedy = "with --keep features" if model.method.rehearsal == "kept" else "with another method"
+        what = f"class '{extended[0]}' cannot get more images, because this model keeps statistics only"
+        raise UsageError(f"{what}: create a model {remedy}")
     known = model.images_by_class()
     for name in extended:
         exemplars, tests = known[name]

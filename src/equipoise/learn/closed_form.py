@@ -44,6 +44,19 @@ class ClosedForm(Method):
         super().begin(step, fit)
         fit.images = None  # nothing is trained
 
+    def keep_classes(self, classes: Tensor) -> None:
+        share = self._share_of(classes)
+        super().keep_classes(classes)
+        if share < 1:
+            self.scatter = self.scatter * share  # whose part is whose is not known: take the share of those that stay
+
+    def _share_of(self, classes: Tensor) -> float:
+        """Return the weight of some classes, relative to that of all."""
+        if not len(self.counts):
+            return 1.0
+        shares = torch.ones_like(self.counts) if self.even else self.counts
+        return (shares[classes].sum() / shares.sum()).item()
+
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         if fit.everything is not None:
             return self.refit(fit, fit.everything, step.seen)

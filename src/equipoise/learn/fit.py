@@ -151,10 +151,9 @@ class Fit:
         """
         features = self.map(images, self.method.features)
         if not features.any():
-            what = f"all features are zero after training step {self.step.index}"
-            raise distributed.report_once(
-                RunError(f"{what}: lower train.lr (now {self.schedule.lr:g}) or train longer")
-            )
+            what = f"all features are zero in step {self.step.index}"
+            remedy = f"lower train.lr (now {self.schedule.lr:g}) or train longer"
+            raise distributed.report_once(RunError(f"{what}: {'check the images' if self.images is None else remedy}"))
         return features
 
     def accumulate(self, images: Images, statistic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -204,7 +204,7 @@ class RidgePath:
     def leave_one_out(self, z: Tensor, labels: Tensor, strength: float) -> Tensor:
         """Return what the solution without a row predicts for it, for every projected row: one column per class.
 
-        The weights of the other rows, λ and the mean stay as they are.
+        The weights of the other rows and λ stay as they are.
         """
         fitted = self.targets + z @ (self.cross / (self.values + strength)[:, None])
         leverage = self.weights[labels] * ((z * z) @ (1 / (self.values + strength)) + 1 / self.total)

@@ -12,15 +12,20 @@ from equipoise.methods.ranpac import RanPAC
 
 @dataclass(eq=False)
 class ACIL(RanPAC):
-    """The backbone is trained on the first step's classes and then frozen. The recursive solution is the joint one."""
+    """The backbone is trained on the first step's classes and then frozen. The recursive solution is the joint one.
+
+    On a backbone that is frozen from the start, this is RanPAC with another width.
+    """
 
     projection: int = 8192
     """Width of the random expansion (the authors' buffer)."""
 
-    paper = "Zhuang et al., ACIL: Analytic Class-Incremental Learning with Absolute Memorization, NeurIPS 2022"
+    paper = (
+        "Zhuang et al., ACIL: Analytic Class-Incremental Learning with Absolute Memorization and Privacy Protection, "
+        "NeurIPS 2022"
+    )
     variants: ClassVar = {"acil": {}}
     rehearsal = "none"
-    corrects = True
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
@@ -34,6 +39,10 @@ class ACIL(RanPAC):
         else:
             self.first_head.grow(step.new)
             fit.images = images
+
+    def end(self, step: Step, fit: Fit) -> dict[str, float]:
+        self.first_head = Head(self.backbone.width, bias=True)  # it was for training only
+        return super().end(step, fit)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.first_head(self.features(x)), y)

@@ -7,22 +7,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Method, Step
+from equipoise.methods import Fit, Method, Step, UsageError
 
 
 @dataclass(eq=False)
 class FeCAM(Method):
     """Predicts the class with the least distance, after a Tukey transform, shrinkage and normalisation."""
 
-    tukey: float = 0.5
-    """Exponent of the features, which makes their distribution less skewed."""
+    tukey: float | None = 0.5
+    """Exponent of the features, which makes their distribution less skewed; none takes features of unit length as they
+    are, as the authors do for vision transformers, whose features may be negative."""
     shrink_diagonal: float = 1.0
     """Add this multiple of the mean variance to all variances."""
     shrink_others: float = 1.0
     """Add this multiple of the mean covariance to all covariances."""
+    shrinkages: int = 2
+    """How often to do so (the authors: twice, and once for vision transformers)."""
 
     paper = (
-        "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions in Continual Learning, NeurIPS 2023"
+        "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual "
+        "Learning, NeurIPS 2023"
     )
     variants: ClassVar = {"fecam": {}}
     rehearsal = "kept"
@@ -40,6 +44,10 @@ class FeCAM(Method):
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:
         features, labels = fit.features(step.images), step.images.labels
+        if self.tukey is None:
+            features = F.normalize(features, dim=1)
+        elif features.min() < 0:
+            raise UsageError("fecam raises features to a power, and some are negative: set method.tukey=none")
         mine = [features[labels == c] for c in range(step.old, step.seen)]
         means = torch.stack([self.transform(rows.mean(0)) for rows in mine]).to(self.device)
         precisions = torch.stack([self.precision(rows) for rows in mine]).to(self.device)
@@ -49,18 +57,24 @@ class FeCAM(Method):
 
     def transform(self, features: Tensor) -> Tensor:
         """Apply Tukey's transform and normalise to unit length."""
-        return F.normalize(features.clamp(min=0) ** self.tukey, dim=-1)
+        return F.normalize(self.less_skewed(features), dim=-1)
+
+    def less_skewed(self, features: Tensor) -> Tensor:
+        """Apply Tukey's transform."""
+        return features if self.tukey is None else features.clamp(min=0) ** self.tukey
 
     def precision(self, rows: Tensor) -> Tensor:
         """Return the inverse of the shrunk and normalised covariance of a class."""
-        x = rows.double().clamp(min=0) ** self.tukey
+        x = self.less_skewed(rows.double())
         x = x - x.mean(0)
         covariance = x.T @ x / max(len(x) - 1, 1)
-        size, variances = len(covariance), covariance.diagonal()
-        others = (covariance.sum() - variances.sum()) / max(size * (size - 1), 1)
-        more = self.shrink_diagonal * variances.mean().clamp(min=1e-12) - self.shrink_others * others
-        covariance = covariance + self.shrink_others * others
-        covariance.diagonal().add_(more)
+        size = len(covariance)
+        for _ in range(self.shrinkages):
+            variances = covariance.diagonal()
+            others = (covariance.sum() - variances.sum()) / max(size * (size - 1), 1)
+            more = self.shrink_diagonal * variances.mean().clamp(min=1e-12) - self.shrink_others * others
+            covariance = covariance + self.shrink_others * others
+            covariance.diagonal().add_(more)
         deviations = covariance.diagonal().clamp(min=1e-12).sqrt()
         inverse: Tensor = torch.linalg.pinv(covariance / deviations.outer(deviations), hermitian=True)
         return inverse.float()

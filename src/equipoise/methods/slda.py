@@ -14,7 +14,8 @@ class SLDA(ClosedForm):
     """Linear discriminant analysis with Oracle Approximating Shrinkage of the covariance."""
 
     shrinkage: float | None = None
-    """Share of a multiple of the identity in the covariance (the authors: 1e-4); none chooses it by OAS."""
+    """Share of the identity in the covariance (the authors: 1e-4); none lets OAS choose it, and a multiple of the
+    identity."""
 
     paper = "Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPRW 2020"
     variants: ClassVar = {"slda": {}}
@@ -29,12 +30,15 @@ class SLDA(ClosedForm):
         shares, means = known.shares, known.means - known.mean
         freedom = (shares * (1 - 1 / known.counts)).sum()
         within = (known.centred() - means.T @ (shares[:, None] * means)) / freedom.clamp(min=1e-12)
-        scale = within.trace() / len(within)
-        shrinkage = oas(within, known.counts.sum().item()) if self.shrinkage is None else self.shrinkage
-        shared = (1 - shrinkage) * within + shrinkage * scale * torch.eye(len(within), dtype=within.dtype)
-        if freedom == 0 or scale <= 0:  # one image per class: no spread is known
-            shared = torch.eye(len(within), dtype=within.dtype)
-        weight = torch.linalg.solve(shared, means.T).T
+        identity, scale = torch.eye(len(within), dtype=within.dtype), within.trace() / len(within)
+        shrinkage, target = self.shrinkage, identity
+        if shrinkage is None:
+            shrinkage, target = oas(within, known.counts.sum().item()), scale * identity
+        shared = (1 - shrinkage) * within + shrinkage * target
+        if freedom == 0 or scale <= 1e-12 * known.gram.trace() / len(within):  # equal images: no spread is known
+            shared = identity
+        inverse = torch.linalg.inv if shrinkage > 0 else torch.linalg.pinv
+        weight = means @ inverse(shared)
         return weight, -(weight * (means / 2 + known.mean)).sum(1)
 
 
