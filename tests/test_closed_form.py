@@ -202,3 +202,15 @@ def test_acil_trains_only_in_the_first_step() -> None:
 def test_an_invalid_strength_is_rejected(fields: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="strength must be positive"):
         resolve("digits", "ridge", overrides={"fields": fields})
+
+
+def test_ranpac_does_not_depend_on_the_order_of_rows() -> None:
+    draws = torch.Generator().manual_seed(0)
+    features, labels = torch.rand(257, 1280, generator=draws), torch.arange(257) % CLASSES
+    order = torch.randperm(257, generator=draws)
+    heads = []
+    for rows_, classes in ((features, labels), (features[order], labels[order])):
+        fields = {"fields": {"projection": 100}}
+        heads.append(learned("ranpac", rows_, classes, [2, 2], memory={"size": "all"}, **fields).method.head)
+    assert torch.equal(heads[0].weight, heads[1].weight)
+    assert torch.equal(heads[0].bias, heads[1].bias)

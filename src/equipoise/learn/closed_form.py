@@ -20,6 +20,10 @@ from equipoise.learn.method import Method
 from equipoise.learn.ridge import Moments, moments, one_thread, split_moments, sum_moments
 
 
+BATCH = 4096
+"""Rows that are expanded at a time."""
+
+
 @dataclass(eq=False)
 class ClosedForm(Method):
     """Solves for its head after each step; override ``solve``, or ``solve_rows`` and ``solve_moments``."""
@@ -75,10 +79,12 @@ class ClosedForm(Method):
 
     def refit(self, fit: Fit, images: Images, classes: int) -> dict[str, float]:
         """Solve for the head from all images, in an order that depends on their features only."""
-        features, labels = self.rows(fit, images)
+        features = fit.map(images, self.features)
         order = canonical_order(features)
-        features, labels = features[order], labels[order]  # a million rows need 5 GB: keep no copy
-        figures = self.solve_rows(features, labels, classes)
+        features = features[order]  # a million rows need 5 GB: keep no copy
+        if type(self).expand is not ClosedForm.expand:  # in the same batches, whatever the order was
+            features = torch.cat([self.expand(part.to(self.device)).cpu() for part in features.split(BATCH)])
+        figures = self.solve_rows(features, images.labels[order], classes)
         if self.loo_rows is not None:
             self.loo_rows = order[self.loo_rows]
         return figures
