@@ -19,7 +19,6 @@ from equipoise.learn.head import Head
 from equipoise.learn.method import Method
 from equipoise.learn.ridge import Moments, moments, one_thread, split_moments, sum_moments
 
-
 BATCH = 4096
 """Rows that are expanded at a time."""
 
