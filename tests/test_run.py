@@ -126,7 +126,7 @@ def test_a_network_that_dies_without_a_memory_is_an_error(quick: Quick, monkeypa
 def test_a_network_that_dies_is_an_error(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = SmallNet.forward_stages
     monkeypatch.setattr(SmallNet, "forward_stages", lambda self, x: [0 * found for found in alive(self, x)])
-    with pytest.raises(RunError, match=r"all features are zero after training step 1: lower train\.lr"):
+    with pytest.raises(RunError, match=r"all features are zero in step 1: lower train\.lr"):
         quick(method="ce")
 
 
