@@ -22,6 +22,7 @@ from sklearn.datasets import load_digits
 import equipoise as eq
 from equipoise import IncrementalClassifier
 from equipoise.app.forget import forget
+from equipoise.app.inspection import inspect_model, inspection_lines, inspection_table
 from equipoise.app.learn import LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.predict import expand_paths, predict
@@ -215,6 +216,15 @@ def test_thumbnails_are_kept_on_request_and_forgotten_with_their_class(tmp_path:
     for ends in (torch.tensor([-5, 10**12, 3]), torch.zeros(0, dtype=torch.long), torch.zeros(6)):
         block.write_bytes(serialize(tensors | {"ends": ends}, {}))
         assert len(place.load(images=True).thumbnails) <= 6, "damaged thumbnails do no harm"
+
+
+def test_inspect_shows_what_is_kept(tmp_path: Path) -> None:
+    place = learn(tmp_path / "model", photo_folder(tmp_path / "one", ["a", "b"]))
+    facts = inspect_model(place)
+    lines = "\n".join(inspection_lines(facts))
+    assert "12 kept images, 0 held-out images, 1 version" in lines
+    assert [entry["exemplars"] for entry in facts["per_class"]] == [6, 6]
+    assert inspection_table(facts).row_count == 2
 
 
 def test_the_order_of_steps_changes_no_bit(tmp_path: Path) -> None:

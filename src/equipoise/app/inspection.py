@@ -82,11 +82,13 @@ def inspection_lines(facts: Mapping[str, Any]) -> list[str]:
     channels, height, width = facts["shape"]
     takes = f"{channels} features" if (height, width) == (1, 1) else f"{height} × {width} pixels"
     size = {name: f"{count / 2**20:,.1f} MB" for name, count in facts["bytes"].items()}
+    most = facts["memory"]
+    kept = "" if most == "all" else f" (at most {most:,})"
     return [
         f"[bold]{escape(facts['directory'])}[/]: {counted(len(facts['per_class']), 'class')} after "
         f"{counted(facts['steps'], 'step')}",
         f"  {facts['method']}, {facts['backbone']} with {facts['parameters']:,} parameters, {takes}",
-        f"  {counted(facts['exemplars'], 'exemplar')} (at most {facts['memory']:,}), "
+        f"  {counted(facts['exemplars'], 'kept image' if most == 'all' else 'exemplar')}{kept}, "
         f"{counted(facts['held_out'], 'held-out image')}, {counted(facts['versions'], 'version')}",
         f"  {size['total']} on disk: versions {size['versions']}, memory {size['memory']}, holdout {size['holdout']}",
     ]
