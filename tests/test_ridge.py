@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from equipoise.learn.closed_form import canonical_order
 from equipoise.learn.ridge import (
+    BURST,
     FEW_IMAGES,
     RidgePath,
     best_temperature,
@@ -199,10 +200,23 @@ def test_a_low_rank_is_solved_as_a_full_one() -> None:
         torch.testing.assert_close(low.solve(strength)[0], solution, rtol=1e-6, atol=1e-9)
 
 
-def test_bursts_do_not_depend_on_other_classes() -> None:
+def test_bursts_do_not_depend_on_classes_that_are_far_away() -> None:
     rows, labels = draw([8, 8], 40)
     rows[labels == 1] += 20  # far away, so that both classes are small clusters seen from the common mean
     merged, _, _ = merge_bursts(rows[labels == 0], labels[labels == 0])
     both, kept, _ = merge_bursts(rows, labels)
     assert torch.equal(both[kept == 0], merged)
     assert len(merged) == 8
+
+
+def test_images_of_a_fixed_camera_are_no_burst() -> None:
+    """All images look alike, and a detail makes the difference between classes."""
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.arange(3).repeat_interleave(20)
+    details = 0.5 * torch.randn(3, 50, generator=draws)[labels] + torch.randn(60, 50, generator=draws)
+    features = 10 + details
+    assert ((features[0] - features[1]).square().sum() / features[0].norm() / features[1].norm()) < BURST
+    assert len(merge_bursts(features, labels)[1]) == 60
+    frames = features[:1] + 0.05 * torch.randn(30, 50, generator=draws)
+    merged = merge_bursts(torch.cat([features, frames]), torch.cat([labels, torch.zeros(30, dtype=torch.long)]))
+    assert (merged[1] == 0).sum() == 20, "but frames of one image are"

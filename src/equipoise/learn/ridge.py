@@ -23,6 +23,8 @@ from torch.nn import functional as F
 
 BURST = 0.12
 """Squared distance, relative to the norms, below which two images of a class count as one, such as video frames."""
+APART = 0.5
+"""The same, relative to the squared distance to the nearest mean of another class."""
 CHUNK = 8192
 """Rows that are converted to float64 at a time."""
 CHOICES = 4_000_000
@@ -105,18 +107,31 @@ def one_thread() -> Iterator[None]:
 def merge_bursts(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Replace nearly equal images of a class by their mean, so that a burst of frames counts as one image.
 
+    Images are not nearly equal if another class is as near: with a fixed camera, all images look alike, and the
+    difference between classes is in the details.
+
     Returns
     -------
     features, labels, group
         One row per group, in the order of first rows; ``group`` is the row that each image went to.
     """
-    group = torch.arange(len(labels))
-    for mine in labels.argsort(stable=True).split(labels.bincount().tolist()):
+    group, counts = torch.arange(len(labels)), labels.bincount()
+    sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
+    for rows, where in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
+        sums.index_add_(0, where, rows.double())
+    means = sums / counts.clamp(min=1)[:, None]
+    absent = counts == 0
+    for label, mine in enumerate(labels.argsort(stable=True).split(counts.tolist())):
         if len(mine) > CHUNK:  # the matrix below would not fit in memory, and so many images are no burst
             continue
         x = features[mine].double()
         norms, products = x.norm(dim=1), x @ x.T
-        near = (norms[:, None] ** 2 + norms**2 - 2 * products < BURST * norms.outer(norms)).tril(-1)
+        squares = norms[:, None] ** 2 + norms**2 - 2 * products
+        others = norms[:, None] ** 2 + means.square().sum(1) - 2 * x @ means.T
+        others[:, absent | (torch.arange(len(means)) == label)] = math.inf
+        apart = APART * others.min(1).values
+        near = (squares < BURST * norms.outer(norms)) & (squares < torch.minimum(apart[:, None], apart))
+        near = near.tril(-1)
         leads = torch.ones(len(mine), dtype=torch.bool)
         for row in near.any(1).nonzero()[:, 0].tolist():  # join the first group that is led by a similar image
             leaders = (near[row] & leads).nonzero()[:, 0]
