@@ -213,9 +213,10 @@ def test_thumbnails_are_kept_on_request_and_forgotten_with_their_class(tmp_path:
     assert all(found[name] not in file.read_bytes() for file in place.path.rglob("*") if file.is_file())
     block = next(place.path.glob("memory/d/*.safetensors"))
     tensors = dict(parse(block.read_bytes(), "block"))
-    for ends in (torch.tensor([-5, 10**12, 3]), torch.zeros(0, dtype=torch.long), torch.zeros(6)):
-        block.write_bytes(serialize(tensors | {"ends": ends}, {}))
-        assert len(place.load(images=True).thumbnails) <= 6, "damaged thumbnails do no harm"
+    size = len(tensors["thumbnails"])
+    for ends in ([-5, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 10**12], [size, 0, size, 0, size, 0], [], [1.0] * 6):
+        block.write_bytes(serialize(tensors | {"ends": torch.tensor(ends)}, {}))
+        assert not place.load(images=True).thumbnails, "thumbnails that do not fit are left out"
 
 
 def test_inspect_shows_what_is_kept(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -103,8 +104,11 @@ def _unpack(found: Mapping[str, Tensor], ids: Sequence[str]) -> dict[str, bytes]
     if data is None or ends is None or data.dtype != torch.uint8 or ends.dtype != torch.int64:
         return {}
     joined, stops = bytes(data.flatten().numpy()), ends.flatten().tolist()
-    parts = (joined[max(start, 0) : max(stop, 0)] for start, stop in zip([0, *stops], stops, strict=False))
-    return {name: part for name, part in zip(ids, parts, strict=False) if part}
+    # in ascending order, or a small file could take any amount of memory
+    if len(stops) != len(ids) or [0, *stops, len(joined)] != sorted([0, *stops, len(joined)]):
+        return {}
+    parts = (joined[start:stop] for start, stop in pairwise([0, *stops]))
+    return {name: part for name, part in zip(ids, parts, strict=True) if part}
 
 
 def read_block(directory: Directory, file: str, width: int) -> Block:

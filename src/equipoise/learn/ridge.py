@@ -127,11 +127,12 @@ def merge_bursts(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
         x = features[mine].double()
         norms, products = x.norm(dim=1), x @ x.T
         squares = norms[:, None] ** 2 + norms**2 - 2 * products
-        others = norms[:, None] ** 2 + means.square().sum(1) - 2 * x @ means.T
+        near = (squares < BURST * norms.outer(norms)).fill_diagonal_(False)
+        pairs = near.any(1).nonzero()[:, 0]  # of most images, none is near
+        others = norms[pairs, None] ** 2 + means.square().sum(1) - 2 * x[pairs] @ means.T
         others[:, absent | (torch.arange(len(means)) == label)] = math.inf
-        apart = APART * others.min(1).values
-        near = (squares < BURST * norms.outer(norms)) & (squares < torch.minimum(apart[:, None], apart))
-        near = near.tril(-1)
+        apart = torch.full((len(x),), math.inf, dtype=x.dtype).scatter_(0, pairs, APART * others.amin(1))
+        near = (near & (squares < torch.minimum(apart[:, None], apart))).tril(-1)
         leads = torch.ones(len(mine), dtype=torch.bool)
         for row in near.any(1).nonzero()[:, 0].tolist():  # join the first group that is led by a similar image
             leaders = (near[row] & leads).nonzero()[:, 0]
