@@ -110,8 +110,13 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
 
     def go(*arguments: object) -> Ran:
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
+        handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with pytest.raises(SystemExit) as exit_:
+                main([str(argument) for argument in arguments])
+        finally:
+            for kind, handler in handlers.items():
+                signal.signal(kind, handler)
         captured = capsys.readouterr()
         return Ran(int(exit_.value.code or 0), captured.out, captured.err)
 

@@ -80,9 +80,26 @@ def test_ctrl_c_prints_how_to_continue(glyph_steps: list[Path], tmp_path: Path) 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "every finished epoch is saved, run the same command to continue" in err
+    assert "the model is as it was before, run the same command to continue" in err
     assert "Traceback" not in err
     assert not ModelDir(tmp_path / "m").exists
+
+
+def test_ctrl_c_after_the_commit_does_not_say_that_it_stopped(
+    cli: Cli, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads "stopped" runs `undo` again, and loses another step."""
+    tidy = ModelDir._tidy
+
+    def interrupted(place: ModelDir) -> None:
+        tidy(place)
+        if len(place.config().classes) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ModelDir, "_tidy", interrupted)
+    ran = cli("undo", model_path)
+    assert ran.code == 0
+    assert ran.out.startswith("undid step 2")
 
 
 # ---- the other commands

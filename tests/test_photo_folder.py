@@ -99,6 +99,16 @@ def test_names_that_are_not_utf8_are_shown_and_learned(tmp_path: Path) -> None:
     assert result.classes == ["B", "caf\\xe9"]
 
 
+def test_a_link_to_the_folder_itself_is_no_class(tmp_path: Path) -> None:
+    pictures = tmp_path / "pictures"
+    glyph_folder(pictures, [0, 1])
+    (pictures / "all").symlink_to(pictures, target_is_directory=True)
+    (pictures / "above").symlink_to(tmp_path, target_is_directory=True)
+    found = scan_folder(pictures)
+    assert sorted(found.classes) == ["A", "B"]
+    assert {entry.reason for entry in found.skipped} == {"the link leads back to the folder itself"}
+
+
 def test_circular_links_and_pipes_are_skipped(tmp_path: Path) -> None:
     pictures = glyph_folder(tmp_path / "pictures", [0, 1])
     (pictures / "A" / "loop.jpg").symlink_to("loop.jpg")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -79,6 +80,26 @@ def test_predict_continues_after_a_bad_file_and_reports_it(
     assert "--top must be at least 1" in cli("predict", two_steps, good, "--top", 0).err
     (tmp_path / "empty").mkdir()
     assert "no images found in" in cli("predict", two_steps, tmp_path / "empty").err
+
+
+def test_predict_reports_folders_that_cannot_be_read(
+    cli: Cli, two_steps: Path, tests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = tmp_path / "photos"
+    (photos / "locked").mkdir(parents=True)
+    (photos / "a.png").write_bytes((tests / "A" / "000.png").read_bytes())
+    scan = os.scandir
+
+    def scandir(path: str) -> Any:
+        if str(path).endswith("locked"):  # root may read every folder
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    ran = cli("predict", two_steps, photos)
+    assert ran.code == 2
+    assert "locked: cannot read the folder" in ran.err
+    assert "a.png" in ran.out
 
 
 def test_batches_of_any_size_keep_the_order(two_steps: Path, tests: Path, tmp_path: Path) -> None:

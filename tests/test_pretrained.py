@@ -21,11 +21,14 @@ from sklearn.datasets import load_digits
 
 import equipoise as eq
 from equipoise import IncrementalClassifier
+from equipoise.app.console import result_lines
 from equipoise.app.forget import forget
 from equipoise.app.inspection import inspect_model, inspection_lines, inspection_table
-from equipoise.app.learn import LearnOptions, learn_folder
+from equipoise.app.learn import LearnListener, LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
+from equipoise.app.photo_folder import FolderScan
 from equipoise.app.predict import expand_paths, predict
+from equipoise.app.step_plan import StepPlan
 from equipoise.app.stored_images import identify
 from equipoise.core.extras import available
 from equipoise.core.tensors import parse, serialize
@@ -439,6 +442,49 @@ def test_one_photo_per_class_has_no_leave_one_out_accuracy(tmp_path: Path) -> No
     assert (second.total_old, second.total_new) == (0, 8), "only images of classes that have several"
 
 
+def test_the_result_says_what_was_not_evaluated(tmp_path: Path) -> None:
+    place = learn(tmp_path / "model", photo_folder(tmp_path / "one", ["a", "b"], count=1))
+    assert "every class has too few images to evaluate on" in result_lines(place.steps()[-1])[0]
+    learn(tmp_path / "model", photo_folder(tmp_path / "more", ["c", "d"], count=4))
+    lines = result_lines(place.steps()[-1])
+    assert "  not evaluated, because they have too few images: a, b" in lines
+    assert "  with so few images per class, it is likely to be better: each is predicted without itself" in lines
+    only = learn(tmp_path / "only", photo_folder(tmp_path / "single", ["a"]))
+    assert result_lines(only.steps()[-1]) == [
+        "[bold]done[/]; there is one class so far, so every image is predicted as it"
+    ]
+
+
+def test_a_dry_run_and_known_photos_cost_no_pass_through_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = []
+    forward = Extractor.unrounded
+
+    def counted(self: Extractor, pixels: torch.Tensor) -> torch.Tensor:
+        passed.append(len(pixels))
+        return forward(self, pixels)
+
+    monkeypatch.setattr(Extractor, "unrounded", counted)
+    photos = photo_folder(tmp_path / "photos", ["a", "b", "c"], count=40)
+    seconds = []
+
+    class Listener(LearnListener):
+        def plan(self, plan: StepPlan, found: FolderScan, takes: float, epochs_done: int) -> None:
+            seconds.append(takes)
+
+    learn_folder(ModelDir(tmp_path / "model"), photos, LearnOptions(overrides=SMALL), Listener(), dry_run=True)
+    assert sum(passed) == 64
+    assert seconds[0] > 0.01
+    assert not ModelDir(tmp_path / "model").exists
+    learn(tmp_path / "model", photos)
+    passed.clear()
+    photo_folder(tmp_path / "new", ["d"], count=8)
+    (tmp_path / "new" / "d").rename(photos / "d")
+    learn(tmp_path / "model", photos, extend=True)
+    assert sum(passed) <= 32, "eight new images, in whole batches"
+
+
 def test_a_copy_without_features_says_what_remains(tmp_path: Path) -> None:
     place = learn(tmp_path / "model", photo_folder(tmp_path / "photos", ["a", "b", "c"]))
     place.copy_to(tmp_path / "light", memory=False)
@@ -446,11 +492,13 @@ def test_a_copy_without_features_says_what_remains(tmp_path: Path) -> None:
     assert forget(place, ["a"]).remains == "nothing"
 
 
-def test_a_class_of_a_model_with_statistics_cannot_be_extended(tmp_path: Path) -> None:
+def test_a_class_of_a_model_with_statistics_cannot_be_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = photo_folder(tmp_path / "photos", ["a", "b"])
     learn(tmp_path / "model", photos, keep="statistics")
+    monkeypatch.setattr("equipoise.app.learn.read_images", None)  # the error comes before any image is read
     with pytest.raises(UsageError, match="class 'a' cannot get more images, because this model keeps statistics only"):
         learn(tmp_path / "model", photos, extend=True)
+    monkeypatch.undo()
     learn(tmp_path / "acil", photos, method="acil")
     with pytest.raises(UsageError, match="keeps statistics only: create a model with another method"):
         learn(tmp_path / "acil", photos, extend=True)

@@ -11,17 +11,9 @@ from sklearn.linear_model import Ridge as SklearnRidge
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise.learn.bursts import BURST, merge_bursts
 from equipoise.learn.closed_form import canonical_order
-from equipoise.learn.ridge import (
-    BURST,
-    FEW_IMAGES,
-    RidgePath,
-    best_temperature,
-    choose_ridge,
-    fit_ridge,
-    merge_bursts,
-    moments,
-)
+from equipoise.learn.ridge import FEW_IMAGES, RidgePath, best_temperature, choose_ridge, fit_ridge, moments
 
 
 def draw(sizes: list[int], width: int, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -172,7 +164,7 @@ def test_identical_images_and_constant_features_are_harmless() -> None:
 
 
 def test_probabilities_are_calibrated() -> None:
-    """The temperature minimises the leave-one-out loss; compare with a fine grid."""
+    """The temperature minimises the leave-one-out loss and its distance from what is expected; compare with a grid."""
     rows, labels = draw([30, 30, 30, 30], 20, spread=3.0)
     path = RidgePath(moments(rows, labels, 4), rows, labels)
     strength, temperature, _ = choose_ridge(path, rows, labels)
@@ -180,8 +172,32 @@ def test_probabilities_are_calibrated() -> None:
     share = torch.full((120,), 1 / 120, dtype=torch.float64)
     loss, best = best_temperature(scores, torch.zeros(4), labels, share)
     assert best == pytest.approx(temperature, rel=1e-6)
-    grid = [F.cross_entropy(scores / t, labels).item() for t in np.logspace(-2.5, 0.5, 400)]
+    grid = [
+        F.cross_entropy(scores / t, labels).item() + np.log(t / 0.05) ** 2 / (2 * 0.7**2 * 120)
+        for t in np.logspace(-2.5, 0.5, 400)
+    ]
     assert loss == pytest.approx(min(grid), abs=1e-4)
+
+
+def test_a_few_images_that_are_easy_to_tell_apart_do_not_make_it_certain() -> None:
+    """Without what is expected, no temperature would be low enough: every leave-one-out prediction is right."""
+    rows, labels = draw([4, 4], 200, spread=0.3)
+    assert fit_ridge(rows, labels, 2).temperature > 0.02
+
+
+def test_one_image_beside_many() -> None:
+    """With two classes of many images and two of one, the offset cannot be chosen, and both kinds are recognised."""
+    random = torch.Generator().manual_seed(1)
+    centres = torch.randn(4, 300, generator=random)
+    labels = torch.tensor([0] * 30 + [1] * 30 + [2, 3])
+    rows = centres[labels] + 1.2 * torch.randn(62, 300, generator=random)
+    truth = torch.arange(4).repeat_interleave(100)
+    tests = centres[truth] + 1.2 * torch.randn(400, 300, generator=random)
+    solution = fit_ridge(rows, labels, 4)
+    right = (tests.double() @ solution.weight.T + solution.bias).argmax(1) == truth
+    assert solution.offset == FEW_IMAGES
+    assert right[truth < 2].double().mean() > 0.9
+    assert right[truth >= 2].double().mean() > 0.9
 
 
 def test_a_given_strength_is_used() -> None:

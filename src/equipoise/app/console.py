@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any, Literal
 
 from rich import box
@@ -29,6 +30,8 @@ from equipoise.errors import DataError
 
 LISTED = 20
 """Skipped files that are listed one by one."""
+FEW = 5
+"""Images per class below which leave-one-out is much lower than the accuracy on new images."""
 
 
 class LearnConsole(ProgressBar, LearnListener):
@@ -86,7 +89,7 @@ def skipped_text(entries: Sequence[SkippedFile]) -> str:
     """List the skipped files for people."""
     if not entries:
         return ""
-    lines = [f"skipped {counted(len(entries), 'file')}:"]
+    lines = [f"skipped {counted(len(entries), 'file')} or folders:" if len(entries) > 1 else "skipped:"]
     lines += [f"  {escape(printable(entry.path))}: {escape(printable(entry.reason))}" for entry in entries[:LISTED]]
     if len(entries) > LISTED:
         lines.append(f"  … and {len(entries) - LISTED} more (--json lists all)")
@@ -103,7 +106,8 @@ def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
         kept = counted(len(model.memory), "image") if model.keeps_all else "statistics"
         beside = f", with {kept} of {counted(step.old, 'old class')}"
     held = f", {plan.held:,} held out" if plan.held else ""
-    training = f", {counted(plan.epochs, 'epoch')}: about {duration(seconds)}" if plan.trains else ", solved at once"
+    takes = f": about {duration(seconds)}" if plan.trains or seconds >= 1 else ""
+    training = f", {counted(plan.epochs, 'epoch')}{takes}" if plan.trains else f", solved at once{takes}"
     lines = [
         f"[bold]step {len(model.steps) + 1}[/]: {escape(describe_classes(plan.added, plan.extended, most=8))}",
         f"  learning from {counted(len(step.images), 'image')}{beside}{held}",
@@ -117,10 +121,22 @@ def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
 def result_lines(result: StepResult) -> list[str]:
     """Describe the result of a step."""
     if result.accuracy is None:
-        return ["[bold]done[/]; accuracy unknown, because there are no images to evaluate on"]
+        return [
+            "[bold]done[/]; accuracy unknown, because every class has too few images to evaluate on: add more, or use "
+            "`equipoise evaluate` with others"
+        ]
+    if result.seen == 1:
+        return ["[bold]done[/]; there is one class so far, so every image is predicted as it"]
     macro = percent(result.accuracy_macro)
-    macro = f" (macro {macro})" if result.accuracy_macro is not None and macro != percent(result.accuracy) else ""
-    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/]{macro} on {evaluated_on(result)}"]
+    even = result.accuracy_macro is None or macro == percent(result.accuracy)
+    alike = "" if even else f" ({macro} if every class counts the same)"
+    lines = [f"[bold]accuracy {result.accuracy:.1f} %[/]{alike} on {evaluated_on(result)}"]
+    totals = {entry.name: entry.total or 0 for entry in result.per_class}
+    if left_out := [name for name, total in totals.items() if not total]:
+        names = escape(describe_classes(left_out, [], most=8))
+        lines.append(f"  not evaluated, because they have too few images: {names}")
+    if result.evaluated == "leave-one-out" and median(total for total in totals.values() if total) < FEW:
+        lines.append("  with so few images per class, it is likely to be better: each is predicted without itself")
     if result.total_old and result.total_new:
         if result.gamma is not None:
             lines[0] += f" ({percent(result.accuracy_uncorrected)} before the correction)"

@@ -32,6 +32,7 @@ def _inspect(place: ModelDir, config: ModelConfig) -> dict[str, Any]:
         "method": model.settings.method,
         "fields": model.settings.fields,
         "backbone": model.settings.net.backbone,
+        "frozen": model.extractor is not None,
         "parameters": sum(p.numel() for p in model.method.parameters()),
         "shape": list(model.shape),
         "steps": len(model.steps),
@@ -83,11 +84,12 @@ def inspection_lines(facts: Mapping[str, Any]) -> list[str]:
     takes = f"{channels} features" if (height, width) == (1, 1) else f"{height} × {width} pixels"
     size = {name: f"{count / 2**20:,.1f} MB" for name, count in facts["bytes"].items()}
     most = facts["memory"]
+    what = "parameters in the head" if facts["frozen"] else "parameters"
     kept = "" if most == "all" else f" (at most {most:,})"
     return [
         f"[bold]{escape(facts['directory'])}[/]: {counted(len(facts['per_class']), 'class')} after "
         f"{counted(facts['steps'], 'step')}",
-        f"  {facts['method']}, {facts['backbone']} with {facts['parameters']:,} parameters, {takes}",
+        f"  {facts['method']}, {facts['backbone']}, {facts['parameters']:,} {what}, {takes}",
         f"  {counted(facts['exemplars'], 'kept image' if most == 'all' else 'exemplar')}{kept}, "
         f"{counted(facts['held_out'], 'held-out image')}, {counted(facts['versions'], 'version')}",
         f"  {size['total']} on disk: versions {size['versions']}, memory {size['memory']}, holdout {size['holdout']}",

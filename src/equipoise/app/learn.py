@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from equipoise.app.dry_run import TrialExtractor
 from equipoise.app.model import Model
 from equipoise.app.model_dir import PENDING, ModelDir
 from equipoise.app.photo_folder import Decoded, FolderScan, read_images, scan_folder
-from equipoise.app.step_plan import StepPlan, already_known, prepare
+from equipoise.app.step_plan import StepPlan, already_known, check_extend, prepare
 from equipoise.app.stored_features import ids_of
 from equipoise.core.config import build, parse_value, with_settings
 from equipoise.core.files import digest
@@ -97,8 +98,7 @@ def learn_folder(
     place.check_free()
     found = scan_folder(folder)
     if dry_run:
-        plan = plan_step(place, found, wanted, listener)
-        listener.plan(plan, found, plan.estimate_seconds(), 0)
+        _dry_run(place, found, wanted, listener)
         return None
     with place.writing():
         plan = plan_step(place, found, wanted, listener)
@@ -115,6 +115,14 @@ def learn_folder(
         return result
 
 
+def _dry_run(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener: LearnListener) -> None:
+    model = open_model(place, found, wanted)
+    trial = None if model.extractor is None else TrialExtractor(model.extractor)
+    plan = plan_model(replace(model, extractor=trial), found, wanted, listener)
+    seconds = trial.seconds() if trial else 0.0
+    listener.plan(plan, found, seconds + plan.estimate_seconds(), 0)
+
+
 def _checkpoint(place: ModelDir, plan: StepPlan) -> StepCheckpoint:
     """Return the checkpoint of a step, identified by the model's version, the settings and the images."""
     model = plan.model
@@ -129,12 +137,17 @@ def _checkpoint(place: ModelDir, plan: StepPlan) -> StepCheckpoint:
 
 def plan_step(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener: LearnListener) -> StepPlan:
     """Open the model, read the photos and prepare the step."""
-    model = open_model(place, found, wanted)
+    return plan_model(open_model(place, found, wanted), found, wanted, listener)
+
+
+def plan_model(model: Model, found: FolderScan, wanted: LearnOptions, listener: LearnListener) -> StepPlan:
+    """Read the photos and prepare the step of a model that is open."""
     labels = {name: as_label(name, model) for name in found.classes}
     if not wanted.extend:
         for label in labels.values():
             if label in model.classes:
                 raise already_known(model, label)  # before all photos are read
+    check_extend(model, list(labels.values()))
     known: dict[str, str] = {}
     for name, parts in model.images_by_class().items():
         for part in parts:

@@ -26,12 +26,14 @@ from typing import Any, TypeVar
 from equipoise.app import card, model_files
 from equipoise.app.kept_images import load_images, store_images
 from equipoise.app.model import Model, no_images
-from equipoise.app.model_files import KINDS, VERSION, ModelConfig, ModelImages
-from equipoise.app.stored_images import IDENTITY, folder_name, stem
+from equipoise.app.model_files import KINDS, ModelConfig, ModelImages
+from equipoise.app.stored_images import folder_name
+from equipoise.app.unused_files import delete_images, delete_versions, images_in
 from equipoise.core import tensors
 from equipoise.core.config import build
 from equipoise.core.directory import MAX_TENSOR_BYTES, TEMPORARY, Directory
 from equipoise.core.files import digest
+from equipoise.core.signals import defer_signals
 from equipoise.data.augment import Augment
 from equipoise.engine.checkpoint import OURS as CHECKPOINT_FILES
 from equipoise.engine.learner import ROWS_AS_THEY_ARE, make_extractor, make_method
@@ -60,10 +62,10 @@ T = TypeVar("T")
 
 
 class ModelDir:
-    """A model on disk. Reading needs no lock; to change it, enter ``writing()``."""
+    """A model on disk. Reading needs no lock; to change it, enter ``writing()``. A change calls ``on_commit``."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.directory = path, Directory(path)
+    def __init__(self, path: Path, on_commit: Callable[[], None] = lambda: None) -> None:
+        self.path, self.directory, self.on_commit = path, Directory(path), on_commit
         self._version_files = self.directory.sub("", "restore it from a copy, or go back with `equipoise undo`")
 
     @property
@@ -232,8 +234,13 @@ class ModelDir:
         folder.write_json("steps.json", [step.to_dict() for step in model.steps])
         folder.write_json("images.json", asdict(images))
         folder.write_json("config.json", asdict(config))
-        self.directory.write_json("config.json", asdict(config))  # from here on it is the current version
+        self._make_current(name)
         self._tidy()
+
+    def _make_current(self, version: str) -> None:
+        with defer_signals():
+            self.directory.write_bytes("config.json", self.directory.read_bytes(f"versions/{version}/config.json"))
+            self.on_commit()
 
     def _store_extractor(self, extractor: Extractor) -> str:
         data = tensors.serialize(extractor.weights, {"format": "pt"})
@@ -257,7 +264,7 @@ class ModelDir:
             raise UsageError(f"{self.path} has no earlier version to go back to{reason}")
         self.load_version(before)  # check it before giving up the current one
         self.images_of(before)
-        self.directory.write_bytes("config.json", self.directory.read_bytes(f"versions/{before.version}/config.json"))
+        self._make_current(before.version)
         self.abandon_step()
         self._tidy()
         return undone
@@ -288,8 +295,8 @@ class ModelDir:
         with suppress(RunError, OSError):
             self._update_top(config)
             history = self.history_of(config)[: KEPT_VERSIONS + 1]
-            self._delete_versions({config.version for config in history})
-            self._delete_images(history)
+            delete_versions(self.directory, {config.version for config in history}, VERSION_FILES)
+            delete_images(self.directory, [(config.classes, self.images_of(config)) for config in history])
 
     def _update_top(self, config: ModelConfig) -> None:
         """Link the current version's files at the top and write the card."""
@@ -303,39 +310,9 @@ class ModelDir:
         if new != old:
             self.directory.write_bytes("README.md", new)
 
-    def _delete_versions(self, keep: set[str]) -> None:
-        for entry in self._entries("versions"):
-            if VERSION.fullmatch(entry) and entry not in keep:
-                with suppress(RunError):  # a link of this name must not keep the images of a forgotten class
-                    self.directory.remove_tree(f"versions/{entry}", VERSION_FILES)
-
-    def _delete_images(self, history: list[ModelConfig]) -> None:
-        """Delete the images that none of these versions has."""
-        keep = set()
-        for config in history:
-            images = self.images_of(config)
-            for kind in KINDS:
-                for label, names in zip(config.classes, images.of(kind), strict=True):
-                    folder = folder_name(label).casefold()  # some file systems ignore case
-                    keep |= {(kind, folder, name) for name in names}
-        for kind in KINDS:
-            for folder in self._entries(kind):
-                for file in self._images_in(f"{kind}/{folder}"):
-                    if (kind, folder.casefold(), stem(file)) not in keep:
-                        with suppress(RunError):
-                            self.directory.remove(file)
-                with suppress(RunError):
-                    self.directory.remove_dir(f"{kind}/{folder}")
-
-    def _entries(self, name: str) -> list[str]:
-        return [entry.name for entry in self.directory.entries(name)] if self.directory.is_dir(name) else []
-
-    def _images_in(self, folder: str) -> list[str]:
-        return [f"{folder}/{file}" for file in self._entries(folder) if IDENTITY.fullmatch(stem(file))]
-
     def image_files(self, label: Label) -> list[str]:
         """Return the stored images of a class, of all versions."""
-        return [file for kind in KINDS for file in self._images_in(f"{kind}/{folder_name(label)}")]
+        return [file for kind in KINDS for file in images_in(self.directory, f"{kind}/{folder_name(label)}")]
 
     def copy_to(self, target: Path, memory: bool = True) -> None:
         """Copy the current version into another directory, with or without its images."""

@@ -66,8 +66,11 @@ def scan_folder(root: Path) -> FolderScan:
         entries = _entries(root)
     except OSError as error:
         raise DataError(f"cannot read {root} ({error.strerror}): check its permissions") from error
+    real = os.path.realpath(root)
     for entry in entries:
-        if is_dir(entry):
+        if entry.is_symlink() and f"{real}/".startswith(f"{os.path.realpath(entry.path)}/"):
+            found.skip(entry.path, "the link leads back to the folder itself")
+        elif is_dir(entry):
             _add_class(entry, found)
         else:
             found.skip(entry.path, _problem(entry) or "it is outside the class folders")
@@ -103,12 +106,12 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
 
 
 def _add_class(folder: os.DirEntry[str], found: FolderScan) -> None:
-    files = found.classes.setdefault(printable(folder.name), [])
     try:
         entries = _entries(folder.path)
     except OSError as error:
         found.skip(folder.path, f"cannot read the folder ({error.strerror})")
         return
+    files = found.classes.setdefault(printable(folder.name), [])
     for entry in entries:
         if problem := _problem(entry):
             found.skip(entry.path, problem)
@@ -162,6 +165,7 @@ def read_images(
     """
     files = [(name, file) for name, mine in found.classes.items() for file in mine]
     ids: dict[int, str] = {}
+    seen = set(known or ())
 
     def images() -> Iterator[tuple[int, Tensor]]:
         bicubic = extractor is not None
@@ -171,6 +175,9 @@ def read_images(
                 found.skip(file, str(answer.__cause__ or answer))
             else:
                 image, ids[row] = answer
+                if extractor is not None and ids[row] in seen:
+                    continue  # it will not be used
+                seen.add(ids[row])
                 if thumbnails is not None:
                     thumbnails[ids[row]] = thumbnail(image)
                 yield row, image

@@ -62,7 +62,8 @@ def expand_paths(arguments: Iterable[str]) -> Iterator[Source]:
 
 def _images_below(folder: str) -> Iterator[Source]:
     found, seen = False, {os.path.realpath(folder)}
-    for where, inner, names in os.walk(folder, followlinks=True):  # as `learn` does; a link may lead back up
+    failed: list[OSError] = []
+    for where, inner, names in os.walk(folder, followlinks=True, onerror=failed.append):  # a link may lead back up
         real = {name: os.path.realpath(f"{where}/{name}") for name in inner}
         inner[:] = sorted(name for name in inner if not name.startswith(".") and real[name] not in seen)
         seen.update(real[name] for name in inner)
@@ -71,7 +72,9 @@ def _images_below(folder: str) -> Iterator[Source]:
                 found = True
                 path = f"{where}/{name}"
                 yield printable(path), path
-    if not found:
+    for error in failed:
+        yield printable(error.filename), error.filename
+    if not found and not failed:
         raise UsageError(f"no images found in {folder} (looked for {', '.join(ENDINGS)})")
 
 
@@ -107,6 +110,8 @@ def _decode(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
     try:
         if isinstance(content, bytes):
             return decode(io.BytesIO(content), size, bicubic=bicubic)
+        if os.path.isdir(content):  # noqa: PTH112
+            return "cannot read the folder"
         if os.path.exists(content) and not os.path.isfile(content):  # noqa: PTH110, PTH113 - a pipe would block
             return "it is not a regular file"
         return decode(content, size, bicubic=bicubic)

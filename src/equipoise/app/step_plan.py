@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -113,7 +113,7 @@ def advice(result: StepResult, model: Model) -> str | None:
         return None
     return (
         f"the features of {model.settings.net.backbone} do not separate these classes well; with so many images, a new "
-        "model with --method wa, which trains the network too, may do better (it takes minutes)"
+        "model with --method wa, which trains the network too, may do better (it takes many minutes)"
     )
 
 
@@ -143,10 +143,7 @@ def prepare(model: Model, new: NewImages, holdout: float | None, extend: bool, t
     extended = [name for name in model.classes if name in new]
     if extended and not extend:
         raise already_known(model, extended[0])
-    if extended and not model.keeps_all and (model.method.rehearsal == "kept" or isinstance(model.method, ClosedForm)):
-        remedy = "with --keep features" if model.method.rehearsal == "kept" else "with another method"
-        what = f"class '{extended[0]}' cannot get more images, because this model keeps statistics only"
-        raise UsageError(f"{what}: create a model {remedy}")
+    check_extend(model, extended)
     known = model.images_by_class()
     for name in extended:
         exemplars, tests = known[name]
@@ -178,6 +175,15 @@ def prepare(model: Model, new: NewImages, holdout: float | None, extend: bool, t
     schedule = build(Schedule, asdict(model.settings.train) | budget, "train")
     model.settings = replace(model.settings, train=schedule)
     return StepPlan(model, step, images, held_now, extended)
+
+
+def check_extend(model: Model, names: Sequence[Label]) -> None:
+    """Raise an error if known classes cannot get more images."""
+    known = [name for name in names if name in model.classes]
+    if known and not model.keeps_all and (model.method.rehearsal == "kept" or isinstance(model.method, ClosedForm)):
+        remedy = "with --keep features" if model.method.rehearsal == "kept" else "with another method"
+        what = f"class '{known[0]}' cannot get more images, because this model keeps statistics only"
+        raise UsageError(f"{what}: create a model {remedy}")
 
 
 def already_known(model: Model, name: Label) -> UsageError:

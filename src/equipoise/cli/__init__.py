@@ -20,8 +20,11 @@ from equipoise.core.launch_env import is_main_process
 from equipoise.core.signals import defer_signals
 from equipoise.errors import EquipoiseError, ReportedError, describe_os_error
 
-RESUMABLE = ("run", "compare", "ablate", "learn")
-"""Commands that continue where they stopped."""
+EPOCHS = "every finished epoch is saved, run the same command to continue"
+RESUMABLE = dict.fromkeys(("run", "compare", "ablate"), EPOCHS) | {
+    "learn": "the model is as it was before, run the same command to continue"
+}
+"""What to say when a command is stopped that can continue where it stopped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -45,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.exit(1)
         _fail(describe_os_error(error))
     except KeyboardInterrupt:
-        hint = "; every finished epoch is saved, run the same command to continue:\n  equipoise " + shlex.join(tokens)
-        print(f"\nstopped{hint if _command(tokens).strip() in RESUMABLE else ''}", file=sys.stderr)
+        hint = RESUMABLE.get(_command(tokens).strip())
+        again = f"; {hint}:\n  equipoise {shlex.join(tokens)}" if hint else ""
+        print(f"\nstopped{again}", file=sys.stderr)
         sys.exit(130)
     sys.exit(0)
 

@@ -118,8 +118,9 @@ def learn(
 
 def _directory(model: Path) -> ModelDir:
     from equipoise.app.model_dir import ModelDir
+    from equipoise.core.signals import ignore_interrupts
 
-    return ModelDir(model)
+    return ModelDir(model, on_commit=ignore_interrupts)
 
 
 def _auto(text: str, option: str) -> int | None:

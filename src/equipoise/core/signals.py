@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C and SIGTERM from now on: what the command is for has happened, only the message is missing."""
+    if threading.current_thread() is threading.main_thread():
+        for kind in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(kind, signal.SIG_IGN)
 
 
 @contextmanager

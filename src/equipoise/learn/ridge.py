@@ -21,22 +21,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BURST = 0.12
-"""Squared distance, relative to the norms, below which two images of a class count as one, such as video frames."""
-APART = 0.5
-"""The same, relative to the squared distance to the nearest mean of another class."""
-CHUNK = 8192
-"""Rows that are converted to float64 at a time."""
+from equipoise.learn.bursts import CHUNK, merge_bursts
+
 CHOICES = 4_000_000
 """Logits, at most, that λ, temperature and offset are chosen on; more rows than that are sampled evenly."""
 SHOWN = 100_000_000
 """Leave-one-out logits, at most, that are returned; of more images, every second, third … is evaluated."""
-FEW_IMAGES = 6.0
-"""Offset of a class with one image, in calibrated logits, where the data cannot tell (see docs/performance.md)."""
-OFFSETS = (0.0, 2.0, 4.0, FEW_IMAGES, 8.0, 10.0)
-PRIOR = 5e-4
+FEW_IMAGES = 0.45
+"""Offset of a class with one image where the data cannot tell (see docs/performance.md)."""
+OFFSETS = (0.0, 0.15, 0.3, FEW_IMAGES, 0.6, 0.75)
+PRIOR = 0.1
 """Penalty for other offsets, so that a few more or fewer images in a class decide nothing."""
-TEMPERATURE = 0.1
+TEMPERATURE, SPREAD = 0.05, 0.7
+"""The temperature to expect, and the standard deviation of its logarithm: a few images that are easy to tell apart
+do not make the model certain of everything."""
+ONE_EACH = 0.035
 """Temperature where leave-one-out is undefined: one image per class."""
 
 
@@ -87,7 +86,7 @@ class RidgeSolution:
     """λ."""
     temperature: float
     offset: float
-    """What a class with one image gets in addition, in calibrated logits; n images get it divided by √n."""
+    """What a class with one image gets in addition, before the temperature; n images get it divided by √n."""
     loo: Tensor
     """Leave-one-out logits of the rows in ``loo_rows``."""
     loo_rows: Tensor
@@ -102,53 +101,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def merge_bursts(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace nearly equal images of a class by their mean, so that a burst of frames counts as one image.
-
-    Images are not nearly equal if another class is as near: with a fixed camera, all images look alike, and the
-    difference between classes is in the details.
-
-    Returns
-    -------
-    features, labels, group
-        One row per group, in the order of first rows; ``group`` is the row that each image went to.
-    """
-    group, counts = torch.arange(len(labels)), labels.bincount()
-    sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
-    for rows, where in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
-        sums.index_add_(0, where, rows.double())
-    means = sums / counts.clamp(min=1)[:, None]
-    absent = counts == 0
-    for label, mine in enumerate(labels.argsort(stable=True).split(counts.tolist())):
-        if len(mine) > CHUNK:  # the matrix below would not fit in memory, and so many images are no burst
-            continue
-        x = features[mine].double()
-        norms, products = x.norm(dim=1), x @ x.T
-        squares = norms[:, None] ** 2 + norms**2 - 2 * products
-        near = (squares < BURST * norms.outer(norms)).fill_diagonal_(False)
-        pairs = near.any(1).nonzero()[:, 0]  # of most images, none is near
-        others = norms[pairs, None] ** 2 + means.square().sum(1) - 2 * x[pairs] @ means.T
-        others[:, absent | (torch.arange(len(means)) == label)] = math.inf
-        apart = torch.full((len(x),), math.inf, dtype=x.dtype).scatter_(0, pairs, APART * others.amin(1))
-        near = (near & (squares < torch.minimum(apart[:, None], apart))).tril(-1)
-        leads = torch.ones(len(mine), dtype=torch.bool)
-        for row in near.any(1).nonzero()[:, 0].tolist():  # join the first group that is led by a similar image
-            leaders = (near[row] & leads).nonzero()[:, 0]
-            if len(leaders):
-                leads[row] = False
-                group[mine[row]] = mine[leaders[0]]
-    kept, group = group.unique(return_inverse=True)
-    if len(kept) == len(labels):
-        return features, labels, group
-    merged, sizes = features[kept], group.bincount()
-    several = sizes > 1
-    rows = several[group].nonzero()[:, 0]
-    total = torch.zeros(int(several.sum()), features.shape[1], dtype=torch.float64)
-    total.index_add_(0, (several.cumsum(0) - 1)[group[rows]], features[rows].double())
-    merged[several] = (total / sizes[several, None]).to(merged.dtype)
-    return merged, labels[kept], group
 
 
 def moments(features: Tensor, labels: Tensor, classes: int, even: bool = True) -> Moments:
@@ -284,10 +236,10 @@ def fit_ridge(
         loo = [torch.empty(0, classes)]
         for part in group[shown].split(CHUNK):
             scores = path.leave_one_out(path.project(rows[part]), mine[part], strength)
-            loo.append((scores / temperature + extra)[:, place].float())
+            loo.append(((scores + extra) / temperature)[:, place].float())
         return RidgeSolution(
             weight[place] / temperature,
-            (bias / temperature + extra)[place],
+            ((bias + extra) / temperature)[place],
             strength,
             temperature,
             offset,
@@ -311,7 +263,7 @@ def choose_ridge(
     rows = torch.arange(0, len(labels), step)
     rows = rows[several[labels[rows]]]
     if several.sum() < 2 or not len(rows):
-        return strength or path.scale, TEMPERATURE, default
+        return strength or path.scale, ONE_EACH, default
     z, y = path.project(features[rows]), labels[rows]
     few = 1 / counts[several].sqrt()
     column = several.cumsum(0) - 1
@@ -331,8 +283,9 @@ def best_temperature(scores: Tensor, extra: Tensor, labels: Tensor, share: Tenso
     """Return the least loss over temperatures, by golden-section search in their logarithm, and that temperature."""
 
     def loss(exponent: float) -> float:
-        log_p = F.log_softmax(scores / 10**exponent + extra, 1).gather(1, labels[:, None])[:, 0]
-        return -(share @ log_p).item()
+        log_p = F.log_softmax((scores + extra) / 10**exponent, 1).gather(1, labels[:, None])[:, 0]
+        unexpected = math.log(10**exponent / TEMPERATURE) / SPREAD
+        return -(share @ log_p).item() + unexpected**2 / 2 / len(labels)
 
     ratio = (5**0.5 - 1) / 2
     low, high = -2.5, 0.5
