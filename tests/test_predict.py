@@ -45,7 +45,7 @@ def test_predict_takes_files_folders_and_standard_input(
     text = cli("predict", two_steps, picture)
     assert text.code == 0
     assert text.out.startswith(f"{picture}  ")
-    assert text.out.rstrip().endswith("%")
+    assert text.out.rstrip().removesuffix(")").endswith("%")
     lines = objects(cli("predict", two_steps, tests, "--json", "--top", 3))
     assert len(lines) == 48
     for line in lines:
@@ -54,7 +54,8 @@ def test_predict_takes_files_folders_and_standard_input(
         assert probabilities == sorted(probabilities, reverse=True)
     correct = sum(line["predictions"][0]["class"] == Path(line["path"]).parent.name for line in lines)
     table = list(csv.reader(io.StringIO(cli("predict", two_steps, tests, "--csv", "--top", 2).out)))
-    assert table[0] == ["path", "class", "probability", "class_2", "probability_2"]
+    assert table[0] == ["path", "class", "probability", "class_2", "probability_2", "unknown"]
+    assert [row[5] for row in table[1:]] == [str(line["unknown"]).lower() for line in lines]
     assert [row[1] for row in table[1:]] == [line["predictions"][0]["class"] for line in lines]
     paths = "\n".join(line["path"] for line in lines).encode() + b"\n\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(paths)))

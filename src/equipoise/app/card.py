@@ -136,7 +136,21 @@ def describe_step(step: StepResult, most: int = 4) -> str:
     """Describe what a step did in a few words."""
     if step.kind == "forget":
         return f"forgot {counted(step.forgotten, 'class')}"
+    if step.kind != "learn":
+        return describe_correction(step)
     return describe_classes(step.classes, step.extended, most) or "classes that were forgotten later"
+
+
+def describe_correction(step: StepResult) -> str:
+    """Describe a correction in a few words."""
+    names = [printable(str(name)) for name in step.changed]
+    if not names:  # they were forgotten later
+        return {"rename": "renamed a class", "merge": "merged classes", "move": "moved images"}[step.kind]
+    if step.kind == "rename":
+        return f"renamed {names[0]} to {names[-1]}"
+    if step.kind == "merge":
+        return f"merged {', '.join(names[1:])} into {names[0]}"
+    return f"moved {counted(step.images, 'image')} to {names[0]}"
 
 
 def describe_classes(classes: Sequence[Label], extended: Sequence[Label], most: int) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equipoise.app.arrays import decode_all, is_images, is_pixels, pixels_of, plain_label
 from equipoise.app.learn import default_recipe, photo_augment, size_for
-from equipoise.app.model import Model, describe_input, is_features
+from equipoise.app.model import ACCEPT, Model, describe_input, is_features
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.step_plan import prepare, shortened
 from equipoise.core.config import with_settings
@@ -191,15 +191,32 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return probabilities, one column for each of ``classes_``."""
+        found, _ = self._predict(X)
+        order = [self.model_.classes.index(plain_label(name)) for name in self.classes_]
+        probabilities = found.double().numpy()[:, order]
+        return np.asarray(probabilities / probabilities.sum(1, keepdims=True))
+
+    def is_unknown(self, X: Any, accept: float = ACCEPT) -> np.ndarray:
+        """Return which images look like none of the classes.
+
+        Parameters
+        ----------
+        X
+            The images.
+        accept
+            Fraction of images of known classes that are recognised as such.
+        """
+        _, familiar = self._predict(X)
+        return np.asarray((familiar < self.model_.least_familiar(accept)).numpy())
+
+    def _predict(self, X: Any) -> tuple[Tensor, Tensor]:
         check_is_fitted(self)
         model: Model = self.model_
         if is_images(X):
             pixels = self._images(X, model)
         else:
             pixels = self._rows(validate_data(self, X, dtype=np.float32, reset=False), model)
-        order = [model.classes.index(plain_label(name)) for name in self.classes_]
-        probabilities = model.probabilities(model.inputs(pixels)).double().numpy()[:, order]
-        return np.asarray(probabilities / probabilities.sum(1, keepdims=True))
+        return model.predictor()(model.inputs(pixels))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each image."""

@@ -54,6 +54,17 @@ class LearnConsole(ProgressBar, LearnListener):
         self.console.print(*result_lines(result), sep="\n", soft_wrap=True)
 
 
+class CorrectionConsole(LearnConsole):
+    """Shows the progress of a correction, if anything is trained."""
+
+    def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
+        self.quiet = self.quiet or not plan.trains
+        super().plan(plan, found, seconds, epochs_done)
+
+    def learned(self, result: StepResult, model: Model) -> None:
+        self.close()
+
+
 @dataclass
 class LearnJson(LearnListener):
     """Prints one JSON object: the plan of a dry run or the step's result, with all skipped files."""
@@ -162,7 +173,7 @@ def print_predictions(predictions: Iterable[Prediction], top: int, form: Literal
     table = csv.writer(sys.stdout, lineterminator="\n")
     if form == "csv":
         numbers = ["" if rank == 1 else f"_{rank}" for rank in range(1, top + 1)]
-        table.writerow(["path", *(f"{name}{n}" for n in numbers for name in ("class", "probability"))])
+        table.writerow(["path", *(f"{name}{n}" for n in numbers for name in ("class", "probability")), "unknown"])
     show_count = sys.stderr.isatty() and not sys.stdout.isatty()
     last_count = time.monotonic()
     for one in predictions:
@@ -176,10 +187,12 @@ def print_predictions(predictions: Iterable[Prediction], top: int, form: Literal
         elif one.error is not None:
             print(f"equipoise: {printable(one.path)}: {one.error}", file=sys.stderr)
         elif form == "csv":
-            table.writerow([one.path, *(cell for name, value in one.classes for cell in (name, f"{value:.6f}"))])
+            cells = (cell for name, value in one.classes for cell in (name, f"{value:.6f}"))
+            table.writerow([one.path, *cells, str(one.unknown).lower()])
         else:
             answers = (f"{printable(str(name))} {value:.1%}" for name, value in one.classes)
-            print(f"{printable(one.path)}  " + "  ".join(answers))
+            text = "  ".join(answers)
+            print(f"{printable(one.path)}  " + (f"unknown (nearest: {text})" if one.unknown else text))
     if show_count:
         print("\r", end="", file=sys.stderr)
     if failed:

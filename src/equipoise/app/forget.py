@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from equipoise.app.calibration import calibrate
 from equipoise.app.model import Model
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.model_files import KINDS
@@ -16,7 +17,7 @@ from equipoise.core.files import digest
 from equipoise.engine.evaluate import predict_all, predictions_from
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.step import evaluation, now
-from equipoise.errors import RunError, UsageError, unknown_name
+from equipoise.errors import RunError, UsageError
 from equipoise.learn.closed_form import ClosedForm
 from equipoise.learn.runtime import Runtime
 from equipoise.version import __version__
@@ -39,11 +40,7 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
     place.check()
     with place.writing():
         model = place.load(runtime, images=True)
-        known = {str(label): label for label in model.classes}
-        for name in names:
-            if name not in known:
-                raise unknown_name("class", name, known)
-        gone = [known[name] for name in dict.fromkeys(names)]
+        gone = list(dict.fromkeys(map(model.find, names)))
         if len(gone) == len(model.classes):
             raise UsageError(f"these are all classes of {place.path}: delete the directory instead")
         files = [file for name in gone for file in place.image_files(name)]
@@ -52,8 +49,9 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         count = len(contents) if not model.in_blocks else sum(len(part) for name in gone for part in kept[name])
         model.drop(gone)
         model.refit()
+        calibrated = calibrate(model, model.memory.images())
         model.steps = [without_classes(step, gone) for step in model.steps]
-        result = _evaluate(model, len(gone))
+        result = replace(_evaluate(model, len(gone)), ece=calibrated)
         model.steps.append(result)
         place.abandon_step()
         place.commit(model, fresh=True)
@@ -81,6 +79,7 @@ def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
         step,
         classes=[label for label in step.classes if label not in gone],
         extended=[label for label in step.extended if label not in gone],
+        changed=[] if set(step.changed) & set(gone) else step.changed,
         per_class=[entry for entry in step.per_class if entry.name not in gone],
     )
 

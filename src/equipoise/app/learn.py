@@ -102,17 +102,23 @@ def learn_folder(
         return None
     with place.writing():
         plan = plan_step(place, found, wanted, listener)
-        model = plan.model
-        checkpoint = _checkpoint(place, plan)
-        if checkpoint.dropped:
-            listener.note("the checkpoint of another interrupted step was deleted")
-        listener.plan(plan, found, plan.estimate_seconds(), checkpoint.epochs)
-        result = replace(plan.learn(listener, checkpoint), skipped_files=len(found.skipped))
-        model.steps[-1] = result
-        place.commit(model)
-        checkpoint.clear()
-        listener.learned(result, model)
-        return result
+        return learn_plan(place, plan, listener, found, skipped_files=len(found.skipped))
+
+
+def learn_plan(
+    place: ModelDir, plan: StepPlan, listener: LearnListener, found: FolderScan | None = None, **facts: Any
+) -> StepResult:
+    """Learn a step that is ready and make it the current version; ``facts`` are added to its result."""
+    checkpoint = _checkpoint(place, plan)
+    if checkpoint.dropped:
+        listener.note("the checkpoint of another interrupted step was deleted")
+    listener.plan(plan, found or FolderScan(Path()), plan.estimate_seconds(), checkpoint.epochs)
+    result = replace(plan.learn(listener, checkpoint), **facts)
+    plan.model.steps[-1] = result
+    place.commit(plan.model)
+    checkpoint.clear()
+    listener.learned(result, plan.model)
+    return result
 
 
 def _dry_run(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener: LearnListener) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -17,10 +19,16 @@ from equipoise.data.stream import Step
 from equipoise.engine.learner import Learner, Shape
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.settings import Settings
-from equipoise.errors import UsageError
+from equipoise.errors import UsageError, unknown_name
 from equipoise.learn.backbones import ROWS
 from equipoise.learn.closed_form import ClosedForm
 from equipoise.learn.inference import InferencePass
+from equipoise.learn.unknown import Familiarity
+
+ACCEPT = 0.95
+"""Fraction of known images that are recognised as such, by default."""
+CALIBRATION = "calibration."
+"""What the names of tensors begin with that are not the method's."""
 
 
 @dataclass
@@ -40,6 +48,10 @@ class Model(Learner):
     """Whether small versions of images are kept beside their features."""
     thumbnails: dict[str, bytes] = field(default_factory=dict)
     """JPEG files by the name of their image."""
+    temperature: float = 1.0
+    """Divides the logits, so that probabilities are as high as they are right."""
+    familiarity: Familiarity | None = None
+    """Tells images of unknown classes; None if there was nothing to fit it to."""
 
     @staticmethod
     def create(settings: Settings, shape: Shape, augment: Augment) -> Model:
@@ -130,28 +142,63 @@ class Model(Learner):
 
     def probabilities(self, images: Images) -> Tensor:
         """Return the probability of each class: one row per image."""
-        return self.predictor()(images)
+        return self.predictor()(images)[0]
 
-    def predictor(self) -> Callable[[Images], Tensor]:
-        """Return ``probabilities`` for many calls, until the model changes.
+    def predictor(self) -> Callable[[Images], tuple[Tensor, Tensor]]:
+        """Return what predicts images until the model changes: probabilities, and how familiar each image looks.
 
         Classes are computed in an order that does not depend on when they were learned, so that no bit does.
         """
         method = self.method
         by_name = torch.tensor(sorted(range(len(self.classes)), key=lambda c: str(self.classes[c])), dtype=torch.long)
         columns: Tensor | slice = by_name
+        known = self.familiarity
         if method.rehearsal == "kept":
+            known = known and known.reordered(by_name)
             shared = {id(tensor): tensor for tensor in (*method.parameters(), *method.buffers())}
             method, columns = copy.deepcopy(method, shared), slice(None)  # only what is reordered is copied
             method.keep_classes(by_name)
 
-        def predict(images: Images) -> Tensor:
+        def classify(features: Tensor) -> Tensor:
+            logits = method.classify(features)
+            score = torch.full((len(logits),), torch.inf) if known is None else known.scores(features, logits)
+            return torch.cat([logits, score[:, None].to(logits)], 1)
+
+        def predict(images: Images) -> tuple[Tensor, Tensor]:
             if not len(images):
-                return torch.zeros(0, len(by_name))
-            logits = self.over(images).map_features(method.classify)[:, columns]
-            return logits.softmax(1)[:, by_name.argsort()]
+                return torch.zeros(0, len(by_name)), torch.zeros(0)
+            found = self.over(images).map_features(classify)
+            logits = found[:, :-1][:, columns] / self.temperature
+            return logits.softmax(1)[:, by_name.argsort()], found[:, -1]
 
         return predict
+
+    def least_familiar(self, accept: float) -> float:
+        """Return how familiar an image has to look: as a fraction ``accept`` of known images do."""
+        if not 0 < accept <= 1:
+            raise UsageError(f"accept must be above 0 and at most 1, got {accept}")
+        return -math.inf if self.familiarity is None else self.familiarity.threshold(accept)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what model.safetensors holds: the method's weights, and the calibration."""
+        calibration = {"temperature": torch.tensor(self.temperature, dtype=torch.float64)}
+        if self.familiarity is not None:
+            calibration |= self.familiarity.tensors()
+        return self.method.state_dict() | {CALIBRATION + name: value for name, value in calibration.items()}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Undo ``state_dict``; raises an error if tensors do not fit the method or the classes."""
+        weights = {name: value for name, value in tensors.items() if not name.startswith(CALIBRATION)}
+        own = {name.removeprefix(CALIBRATION): tensors[name] for name in tensors.keys() - weights.keys()}
+        self.method.load_state_dict(weights)
+        if sum(self.method.steps) != len(self.classes):
+            raise ValueError(f"its weights are for {sum(self.method.steps)} classes, but it lists {len(self.classes)}")
+        self.temperature = float(own.get("temperature", 1.0))
+        self.familiarity = Familiarity.of(own) if "means" in own else None
+        if self.familiarity is not None and len(self.familiarity.counts) != len(self.classes):
+            raise ValueError("its calibration is for other classes")
+        if not self.temperature > 0:
+            raise ValueError("its temperature is not positive")
 
     def check_engine(self) -> None:
         """Raise an error if features of new images would not be computed as those that the model keeps."""
@@ -168,6 +215,14 @@ class Model(Learner):
             what = describe_input(self.shape)
             raise UsageError(f"this model was trained on {what}, not on image files: use it from Python with eq.load")
 
+    def find(self, name: str) -> Label:
+        """Return the label of a class, given as text; accents may be composed or not."""
+        known = {str(label): label for label in self.classes}
+        for text in (name, unicodedata.normalize("NFC", name)):
+            if text in known:
+                return known[text]
+        raise unknown_name("class", name, known)
+
     def drop(self, names: Iterable[Label]) -> None:
         """Remove classes: their rows in the head, exemplars and held-out images."""
         gone = set(names)
@@ -178,6 +233,7 @@ class Model(Learner):
         lookup[keep] = torch.arange(len(keep))
         self.holdout = self.holdout.relabel(lookup)
         self.classes = [self.classes[index] for index in keep.tolist()]
+        self.familiarity = self.familiarity and self.familiarity.reordered(keep)
 
     def images_by_class(self) -> dict[Label, tuple[Images, Images]]:
         """Return the exemplars and held-out images of each class."""

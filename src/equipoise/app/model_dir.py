@@ -151,26 +151,24 @@ class ModelDir:
             augment.check(config.shape[0])
             extractor = self._load_extractor(config, settings, augment) if settings.net.frozen else None
             method = make_method(settings, extractor.shape if extractor else config.shape, memory, pretrained=False)
-            method.load_state_dict(tensors.parse(data, name))
-            if sum(method.steps) != len(config.classes):
-                raise ValueError(f"its weights are for {sum(method.steps)} classes, but it lists {len(config.classes)}")
+            none = no_images(extractor.shape if extractor else config.shape)
+            model = Model(
+                settings,
+                ROWS_AS_THEY_ARE if extractor else augment,
+                method.eval(),
+                memory,
+                extractor,
+                config.shape,
+                none,
+                list(config.classes),
+                keeps_thumbnails=config.thumbnails,
+            )
+            model.load_state_dict(tensors.parse(data, name))
         except INVALID as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
             remedy = "install what it needs, or restore it from a copy"
             raise RunError(f"cannot load the model in {self.path} ({why}): {remedy}") from error
-        none = no_images(extractor.shape if extractor else config.shape)
-        model = Model(
-            settings,
-            ROWS_AS_THEY_ARE if extractor else augment,
-            method.eval(),
-            memory,
-            extractor,
-            config.shape,
-            none,
-            list(config.classes),
-            self.steps_of(config),
-            keeps_thumbnails=config.thumbnails,
-        )
+        model.steps = self.steps_of(config)
         if images:
             load_images(self.directory, model, self.images_of(config))
         return model
@@ -209,7 +207,7 @@ class ModelDir:
         """Make ``model`` the current version; ``fresh`` removes all earlier ones."""
         current = self.config() if self.exists else None
         images = store_images(self.directory, model)
-        data = tensors.serialize(model.method.state_dict(), {"format": "pt"})
+        data = tensors.serialize(model.state_dict(), {"format": "pt"})
         weights = digest(data).hex()
         name = f"{len(model.steps):04d}-{weights[:8]}"
         previous = current.version if current and not fresh else None

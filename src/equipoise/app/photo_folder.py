@@ -169,7 +169,7 @@ def read_images(
 
     def images() -> Iterator[tuple[int, Tensor]]:
         bicubic = extractor is not None
-        ahead = map_ahead(lambda named: _decode(named[1], size, bicubic), files, 256, decoder_pool())
+        ahead = map_ahead(lambda named: decode_file(named[1], size, bicubic), files, 256, decoder_pool())
         for row, ((_, file), answer) in enumerate(zip(files, progress(ahead, len(files)), strict=True)):
             if isinstance(answer, DataError):
                 found.skip(file, str(answer.__cause__ or answer))
@@ -201,7 +201,8 @@ def read_images(
     }
 
 
-def _decode(file: str, size: int, bicubic: bool) -> Decoded:
+def decode_file(file: str, size: int, bicubic: bool) -> Decoded:
+    """Return the pixels of a file and their hash, or why there are none."""
     try:
         image = torch.from_numpy(decode(file, size, bicubic=bicubic)).permute(2, 0, 1).contiguous()
     except DataError as error:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.app.model import Model
+from equipoise.app.model import ACCEPT, Model
 from equipoise.app.photo_folder import printable
 from equipoise.data.decoding import decode
 from equipoise.data.images import Images
@@ -35,6 +35,8 @@ class Prediction:
     path: str
     classes: tuple[tuple[Label, float], ...] = ()
     """Names with probabilities, the most probable first."""
+    unknown: bool = False
+    """Whether the image looks like none of the classes."""
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,7 +44,7 @@ class Prediction:
         if self.error is not None:
             return {"path": self.path, "error": self.error}
         predictions = [{"class": name, "probability": round(value, 6)} for name, value in self.classes]
-        return {"path": self.path, "predictions": predictions}
+        return {"path": self.path, "unknown": self.unknown, "predictions": predictions}
 
 
 Source = tuple[str, str | bytes]
@@ -91,18 +93,24 @@ def _standard_input(stream: BinaryIO) -> Iterator[Source]:
                 yield from expand_paths([path]) if path != "-" else ()
 
 
-def predict(model: Model, sources: Iterable[Source], top: int = 1, batch: int = BATCH) -> Iterator[Prediction]:
-    """Yield a prediction for each source, in order, with the ``top`` most probable classes."""
+def predict(
+    model: Model, sources: Iterable[Source], top: int = 1, batch: int = BATCH, accept: float = ACCEPT
+) -> Iterator[Prediction]:
+    """Yield a prediction for each source, in order, with the ``top`` most probable classes.
+
+    An image is unknown if it looks less familiar than a fraction ``accept`` of known images.
+    """
     model.check_takes_photos()
     if top < 1:
         raise UsageError(f"--top must be at least 1, got {top}")
+    least = model.least_familiar(accept)
 
     def read(source: Source) -> tuple[str, np.ndarray | str]:
         return source[0], _decode(source[1], model.shape[1], model.extractor is not None)
 
     decoded, predictor = map_ahead(read, sources, 2 * batch, decoder_pool()), model.predictor()
     while images := list(islice(decoded, batch)):
-        yield from _predict_batch(model, predictor, images, top)
+        yield from _predict_batch(model, predictor, images, top, least)
 
 
 def _decode(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
@@ -122,19 +130,22 @@ def _decode(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
 
 def _predict_batch(
     model: Model,
-    predictor: Callable[[Images], Tensor],
+    predictor: Callable[[Images], tuple[Tensor, Tensor]],
     batch: Sequence[tuple[str, np.ndarray | str]],
     top: int,
+    least: float,
 ) -> Iterator[Prediction]:
     images = [image for _, image in batch if not isinstance(image, str)]
-    rows: Iterator[tuple[list[int], list[float]]] = iter(())
+    rows: Iterator[tuple[list[int], list[float], bool]] = iter(())
     if images:
         found = model.inputs(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
-        best = predictor(found).topk(min(top, len(model.classes)), dim=1)
-        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        probabilities, familiar = predictor(found)
+        best = probabilities.topk(min(top, len(model.classes)), dim=1)
+        rows = zip(best.indices.tolist(), best.values.tolist(), (familiar < least).tolist(), strict=True)
     for name, image in batch:
         if isinstance(image, str):
             yield Prediction(name, error=image)
         else:
-            indices, values = next(rows)
-            yield Prediction(name, tuple((model.classes[c], value) for c, value in zip(indices, values, strict=True)))
+            indices, values, unknown = next(rows)
+            answers = tuple((model.classes[c], value) for c, value in zip(indices, values, strict=True))
+            yield Prediction(name, answers, unknown)

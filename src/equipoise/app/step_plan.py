@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from equipoise.app.calibration import calibrate
 from equipoise.app.model import Model, collect, is_features
 from equipoise.core.config import build
 from equipoise.core.seeding import generator
@@ -92,10 +93,11 @@ class StepPlan:
     def learn(self, listener: TrainListener | None = None, store: StageStore | None = None) -> StepResult:
         """Learn the step and add its result to the model."""
         model = self.model
+        everything = model.fit(self.step, self.images).everything
         learned = model.learn(self.step, self.images, model.holdout, model.classes, listener, store).result
         result = replace(learned, step=len(model.steps) + 1, held_out=self.held)
         result = replace(result, warning=unfairness(learned), advice=advice(learned, model))
-        result = replace(result, classes=self.added, extended=self.extended)
+        result = replace(result, classes=self.added, extended=self.extended, ece=calibrate(model, everything))
         model.steps = [shortened(step) for step in model.steps] + [result]
         return result
 

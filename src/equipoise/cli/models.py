@@ -113,10 +113,11 @@ def learn(
     )
     listener: LearnListener = LearnJson(dry_run) if json else LearnConsole(quiet, make_console())
     with closing(listener):
-        learn_folder(_directory(model), folder, wanted, listener, dry_run)
+        learn_folder(model_dir(model), folder, wanted, listener, dry_run)
 
 
-def _directory(model: Path) -> ModelDir:
+def model_dir(model: Path) -> ModelDir:
+    """Return the directory of a model for a command, which is not interrupted once it has changed it."""
     from equipoise.app.model_dir import ModelDir
     from equipoise.core.signals import ignore_interrupts
 
@@ -138,6 +139,7 @@ def predict(
     /,
     *,
     top: int = 1,
+    accept: float = 0.95,
     json: Flag = False,
     csv: Flag = False,
     device: Device = None,
@@ -151,10 +153,13 @@ def predict(
         Files, folders (searched recursively), or - for an image or a list of paths on standard input.
     top
         Number of classes to show, the most probable first.
+    accept
+        Fraction of images of known classes to recognise as such; others are called unknown. A higher value calls fewer
+        images unknown, 1 none.
     json
         Print one JSON object per image.
     csv
-        Print CSV with the columns path, class and probability; --top adds more.
+        Print CSV with the columns path, class, probability and unknown; --top adds more.
     """
     from equipoise.app import predict as prediction
     from equipoise.app.console import print_predictions
@@ -163,7 +168,7 @@ def predict(
         raise UsageError("--json and --csv exclude each other: choose one")
     loaded = _load(model, device, threads)
     top = min(top, len(loaded.classes))
-    predictions = prediction.predict(loaded, prediction.expand_paths(images), top)
+    predictions = prediction.predict(loaded, prediction.expand_paths(images), top, accept=accept)
     print_predictions(predictions, top, "json" if json else "csv" if csv else "text")
 
 
@@ -175,7 +180,7 @@ def _load(model: Path, device: str | None, threads: int | None) -> Any:
     runtime = Runtime(device or "cpu", threads=threads)
     if threads is not None:
         torch.set_num_threads(threads)
-    return _directory(model).load(runtime)
+    return model_dir(model).load(runtime)
 
 
 @command(MODELS)
@@ -222,7 +227,7 @@ def history(model: ModelPath, *, json: Flag = False) -> None:
     """
     from equipoise.app.console import history_rows, history_table, make_console
 
-    steps = _directory(model).steps()
+    steps = model_dir(model).steps()
     if json:
         print(json_module.dumps(history_rows(steps), ensure_ascii=False))
         return
@@ -247,7 +252,7 @@ def undo(model: ModelPath, *, json: Flag = False) -> None:
     """
     from equipoise.app.card import counted, describe_step
 
-    place = _directory(model)
+    place = model_dir(model)
     place.check()
     with place.writing():
         undone = place.undo()
@@ -281,7 +286,7 @@ def forget(model: ModelPath, classes: Annotated[list[str], Repeated], /, *, json
     from equipoise.app.card import counted
     from equipoise.app.forget import forget as remove
 
-    gone = remove(_directory(model), classes)
+    gone = remove(model_dir(model), classes)
     if json:
         print(json_module.dumps(asdict(gone), ensure_ascii=False))
         return
@@ -302,7 +307,7 @@ def inspect(model: ModelPath, *, json: Flag = False) -> None:
     from equipoise.app.console import make_console
     from equipoise.app.inspection import inspect_model, inspection_lines, inspection_table
 
-    facts = inspect_model(_directory(model))
+    facts = inspect_model(model_dir(model))
     if json:
         print(json_module.dumps(facts, ensure_ascii=False))
         return
@@ -326,7 +331,7 @@ def export(model: ModelPath, out: Path, *, memory: Annotated[bool, Parameter(neg
     from equipoise.app.console import make_console
     from equipoise.app.export import export_onnx
 
-    place = _directory(model)
+    place = model_dir(model)
     if out.suffix == ".onnx":
         with make_console().status("exporting"):
             takes = export_onnx(place.load(), out)
@@ -341,5 +346,5 @@ def card(model: ModelPath) -> None:
     """Print the model card, which is also in the model's README.md."""
     from equipoise.app.card import card_text
 
-    place = _directory(model)
+    place = model_dir(model)
     print(place.consistently(lambda config: card_text(config, place.steps_of(config), place.images_of(config))))

@@ -27,6 +27,18 @@ def error_counts(labels: Tensor, predicted: Tensor, old: int) -> ErrorCounts:
     )
 
 
+def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float | None:
+    """Return the expected calibration error in percent, over bins with the same number of images each.
+
+    The difference between mean confidence and accuracy in each bin, averaged over all images.
+    """
+    if not len(confidence):
+        return None
+    order = confidence.argsort(stable=True)
+    gaps = (confidence.double() - correct.double())[order].tensor_split(min(bins, len(order)))
+    return 100 * sum(abs(gap.sum().item()) for gap in gaps) / len(order)
+
+
 def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
     """Count how often class i (row) is predicted as class j (column)."""
     return torch.bincount(labels * classes + predicted, minlength=classes * classes).view(classes, classes)

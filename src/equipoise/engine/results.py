@@ -61,12 +61,14 @@ class StepResult:
 
     step: int
     """Number of the step, from 1."""
-    kind: Literal["learn", "forget"] = "learn"
-    """Whether classes were learned or removed."""
+    kind: Literal["learn", "forget", "rename", "merge", "move"] = "learn"
+    """Whether classes were learned or removed, or which correction was made."""
     classes: list[Label] = field(default_factory=list)
     """Classes that this step added."""
     extended: list[Label] = field(default_factory=list)
     """Known classes that got more images."""
+    changed: list[Label] = field(default_factory=list)
+    """Classes that were corrected: old and new name, class and what was merged into it, or class of moved images."""
     forgotten: int = 0
     """Number of classes that were removed."""
     seen: int
@@ -80,6 +82,8 @@ class StepResult:
     """Top-1 accuracy on all classes seen; None without evaluation images."""
     accuracy_macro: float | None = None
     """Mean accuracy of the classes, each counting the same however many images it has."""
+    ece: float | None = None
+    """Expected calibration error in percent: how far confidence is from accuracy, on average (models)."""
     accuracy_top5: float | None = None
     """Top-5 accuracy."""
     accuracy_uncorrected: float | None = None

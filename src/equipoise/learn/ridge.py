@@ -279,16 +279,19 @@ def choose_ridge(
     return best[1:]
 
 
-def best_temperature(scores: Tensor, extra: Tensor, labels: Tensor, share: Tensor) -> tuple[float, float]:
+def best_temperature(
+    scores: Tensor, extra: Tensor, labels: Tensor, share: Tensor, expected: float = TEMPERATURE
+) -> tuple[float, float]:
     """Return the least loss over temperatures, by golden-section search in their logarithm, and that temperature."""
 
     def loss(exponent: float) -> float:
         log_p = F.log_softmax((scores + extra) / 10**exponent, 1).gather(1, labels[:, None])[:, 0]
-        unexpected = math.log(10**exponent / TEMPERATURE) / SPREAD
+        unexpected = math.log(10**exponent / expected) / SPREAD
         return -(share @ log_p).item() + unexpected**2 / 2 / len(labels)
 
     ratio = (5**0.5 - 1) / 2
-    low, high = -2.5, 0.5
+    centre = math.log10(expected)
+    low, high = centre - 1.5, centre + 1.5
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = loss(left), loss(right)
     for _ in range(10):

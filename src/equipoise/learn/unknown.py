@@ -1,0 +1,139 @@
+"""Images of classes that a model does not know: how familiar an image looks, and below what it is called unknown.
+
+Familiarity is the sum of two standardised statistics: the logit of the predicted class, and the cosine between the
+features and the nearest class mean. Both are lower for classes with few images, so what is expected of them depends on
+the number of images of the class. All of it is fitted on images that the model did not learn from, by leave-one-out or
+held out; no unknown image is needed. docs/performance.md compares it with other scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+POINTS = 1001
+"""Points of the distribution of known images' scores that are kept."""
+SLOPE = -2.0
+"""Expected difference between a class of one image and one of very many, in standard deviations of a statistic."""
+SLOPE_SPREAD = 2.0
+"""How far the difference may be from that; classes of different sizes decide, where there are any."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is expected of a statistic for a class of n images: ``base + slope / √n``, with the given ``spread``."""
+
+    base: float
+    slope: float
+    spread: float
+
+    @staticmethod
+    def fit(values: Tensor, counts: Tensor) -> Expectation:
+        """Fit values of known images; ``counts`` has the number of images of the class behind each value."""
+        x = counts.rsqrt()
+        spread = values.std(correction=0).clamp(min=1e-9)
+        dx, dv = x - x.mean(), values - values.mean()
+        prior = 1 / SLOPE_SPREAD**2
+        slope = ((dx * dv).sum() + prior * SLOPE * spread) / ((dx * dx).sum() + prior)
+        base = values.mean() - slope * x.mean()
+        spread = (values - base - slope * x).std(correction=0).clamp(min=1e-9)
+        return Expectation(base.item(), slope.item(), spread.item())
+
+    def standardise(self, values: Tensor, counts: Tensor) -> Tensor:
+        """Return how far values are above what is expected, in units of the spread."""
+        return (values - self.base - self.slope * counts.rsqrt()) / self.spread
+
+
+@dataclass(frozen=True)
+class Familiarity:
+    """Scores images; the lower, the less they look like anything that was learned."""
+
+    means: Tensor
+    """Mean features of each class, one row per class."""
+    counts: Tensor
+    """Images of each class."""
+    logit: Expectation
+    cosine: Expectation
+    quantiles: Tensor
+    """Scores of known images, in ascending order."""
+
+    @staticmethod
+    def fit(logits: Tensor, cosines: Tensor, means: Tensor, counts: Tensor) -> Familiarity:
+        """Fit to images that were not learned from.
+
+        Parameters
+        ----------
+        logits, cosines
+            One row per image, one column per class; see ``class_cosines`` and ``cosines_without_self``.
+        means, counts
+            Mean features and number of images of each class.
+        """
+        best, near = logits.double().max(1), cosines.double().max(1)
+        counts = counts.double()
+        logit = Expectation.fit(best.values, counts[best.indices])
+        cosine = Expectation.fit(near.values, counts[near.indices])
+        scores = logit.standardise(best.values, counts[best.indices])
+        scores = scores + cosine.standardise(near.values, counts[near.indices])
+        quantiles = scores.quantile(torch.linspace(0, 1, POINTS, dtype=torch.float64))
+        return Familiarity(means, counts, logit, cosine, quantiles)
+
+    def scores(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Return the score of each image."""
+        best, near = logits.double().max(1), class_cosines(features, self.means).max(1)
+        score = self.logit.standardise(best.values, self.counts[best.indices])
+        return score + self.cosine.standardise(near.values, self.counts[near.indices])
+
+    def reordered(self, classes: Tensor) -> Familiarity:
+        """Return the same for logits whose columns are the given classes."""
+        return replace(self, means=self.means[classes], counts=self.counts[classes])
+
+    def threshold(self, accept: float) -> float:
+        """Return the score that a fraction ``accept`` of known images reach; everything reaches that of 1."""
+        if accept >= 1:
+            return -torch.inf
+        place = (1 - accept) * (len(self.quantiles) - 1)
+        low = int(place)
+        return torch.lerp(self.quantiles[low], self.quantiles[min(low + 1, POINTS - 1)], place - low).item()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is stored of it."""
+        numbers = [[one.base, one.slope, one.spread] for one in (self.logit, self.cosine)]
+        expectations = torch.tensor(numbers, dtype=torch.float64)
+        return {"means": self.means, "counts": self.counts, "expected": expectations, "quantiles": self.quantiles}
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> Familiarity:
+        """Undo ``tensors``; raises an error for wrong shapes."""
+        means, counts, expected, quantiles = (tensors[n] for n in ("means", "counts", "expected", "quantiles"))
+        fits = means.dim() == 2 and means.shape[:1] == counts.shape
+        fits = fits and expected.shape == (2, 3) and quantiles.shape == (POINTS,)
+        if not fits or not all(part.is_floating_point() for part in (means, counts, expected, quantiles)):
+            raise ValueError("what it knows about unknown images does not fit together")
+        logit, cosine = (Expectation(*row) for row in expected.tolist())
+        return Familiarity(means, counts, logit, cosine, quantiles)
+
+
+def class_cosines(features: Tensor, means: Tensor) -> Tensor:
+    """Return the cosine between each row and each class mean."""
+    return F.normalize(features.double(), dim=1) @ F.normalize(means.double(), dim=1).T
+
+
+def mean_features(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the mean features and the number of images of each class."""
+    counts = torch.bincount(labels, minlength=classes).double()
+    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64).index_add_(0, labels, features.double())
+    return sums / counts.clamp(min=1)[:, None], counts
+
+
+def cosines_without_self(features: Tensor, labels: Tensor, means: Tensor, counts: Tensor) -> Tensor:
+    """Return ``class_cosines`` of rows that the means are made of, each without itself in the mean of its class."""
+    cosines = class_cosines(features, means)
+    x, others = features.double(), counts[labels] - 1
+    rest = (counts[labels, None] * means[labels] - x) / others.clamp(min=1)[:, None]
+    own = F.cosine_similarity(x, rest, dim=1)
+    cosines[torch.arange(len(labels)), labels] = torch.where(others > 0, own, -1.0)
+    return cosines
