@@ -449,7 +449,7 @@ def test_decoding_does_not_change_the_callers_image(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "large.jpg")
     picture = Image.open(tmp_path / "large.jpg")
-    first, again = decode_all([picture, picture], 16)
+    first, again = decode_all([picture, picture], 16, True)
     assert picture.size == (400, 300)
     assert torch.equal(first, again)
 

@@ -41,7 +41,7 @@ def pixels_of(X: Any) -> Tensor:
     return array.permute(0, 3, 1, 2)
 
 
-def decode_all(X: Sequence[Any], size: int, bicubic: bool = False) -> Tensor:
+def decode_all(X: Sequence[Any], size: int, bicubic: bool) -> Tensor:
     """Decode paths or PIL images to uint8, N × 3 × size × size."""
 
     def one(picture: Any) -> np.ndarray:

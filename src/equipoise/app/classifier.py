@@ -231,7 +231,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             settings = self._settings() if model is None else model.settings
             size = self.image_size if model is None else model.shape[1]
             size = size_for(settings.net.backbone, short_side(X)) if size == "auto" else size
-            pixels = decode_all(X, size, settings.net.frozen)
+            pixels = decode_all(X, size, model is None or model.bicubic)
         if model is not None and tuple(pixels.shape[1:]) != model.shape:
             raise UsageError(
                 f"X has images of shape {tuple(pixels.shape[1:])}, but the model was fitted on {model.shape}"

@@ -164,7 +164,7 @@ def find_images(model: Model, wanted: Sequence[str]) -> set[str]:
                 raise UsageError(f"{many} with '{image}': see `equipoise suspects --json` for whole names")
             found.add(names[0])
             continue
-        answer = decode_file(image, model.shape[1], model.extractor is not None)
+        answer = decode_file(image, model.shape[1], model.bicubic)
         if isinstance(answer, DataError):
             raise answer
         if answer[1] not in stored:

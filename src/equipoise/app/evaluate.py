@@ -28,7 +28,7 @@ def evaluate_folder(
     if not found.classes:
         names = ", ".join(list(known)[:5]) + (", …" if len(known) > 5 else "")
         raise DataError(f"{folder} has no class that the model knows: name its folders after its classes ({names})")
-    images = read_images(found, model.shape[1], listener.reading, extractor=model.extractor)
+    images = read_images(found, model.shape[1], listener.reading, extractor=model.extractor, bicubic=model.bicubic)
     together = collect(images, model.stored_shape)
     labels = torch.tensor([known[name] for name in images])[together.labels]
     return evaluation(model, labels, model.probabilities(together).argmax(1)), found

@@ -161,7 +161,8 @@ def plan_model(model: Model, found: FolderScan, wanted: LearnOptions, listener: 
     if wanted.keep:
         model.keeps_thumbnails = wanted.keep == "thumbnails"
     thumbnails = model.thumbnails if model.keeps_thumbnails else None
-    images = read_images(found, model.shape[1], listener.reading, known, wanted.strict, model.extractor, thumbnails)
+    reading = listener.reading, known, wanted.strict, model.extractor, thumbnails, model.bicubic
+    images = read_images(found, model.shape[1], *reading)
     model.settings.runtime.start()
     new = {labels[name]: mine for name, mine in images.items()}
     return prepare(model, new, wanted.holdout, wanted.extend, wanted.sections().get("train", {}))

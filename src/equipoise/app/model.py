@@ -48,6 +48,8 @@ class Model(Learner):
     """Whether small versions of images are kept beside their features."""
     thumbnails: dict[str, bytes] = field(default_factory=dict)
     """JPEG files by the name of their image."""
+    bicubic: bool = True
+    """Whether photos are cropped at whole pixels and resized with a bicubic filter, which an export can do, too."""
     temperature: float = 1.0
     """Divides the logits, so that probabilities are as high as they are right."""
     familiarity: Familiarity | None = None

@@ -162,6 +162,7 @@ class ModelDir:
                 none,
                 list(config.classes),
                 keeps_thumbnails=config.thumbnails,
+                bicubic=config.bicubic or extractor is not None,
             )
             model.load_state_dict(tensors.parse(data, name))
         except INVALID as error:
@@ -224,6 +225,7 @@ class ModelDir:
             settings=model.settings.identity(),
             extractor=self._store_extractor(model.extractor) if model.extractor else None,
             thumbnails=model.keeps_thumbnails,
+            bicubic=model.bicubic,
             equipoise=__version__,
         )
         folder = self.directory.sub(f"versions/{name}")

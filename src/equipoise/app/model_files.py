@@ -39,6 +39,8 @@ class ModelConfig:
     """Hash of backbone.safetensors, if the model has a frozen backbone."""
     thumbnails: bool = False
     """Whether thumbnails of new images are kept."""
+    bicubic: bool = False
+    """Whether photos are cropped at whole pixels and resized with a bicubic filter; models of format 1 do not."""
     library: str = "equipoise"
     equipoise: str = ""
 

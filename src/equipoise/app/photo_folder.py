@@ -141,6 +141,7 @@ def read_images(
     strict: bool = False,
     extractor: Extractor | None = None,
     thumbnails: dict[str, bytes] | None = None,
+    bicubic: bool = True,
 ) -> dict[str, Images]:
     """Decode the images of each class; files that cannot be used are added to ``found.skipped``.
 
@@ -162,13 +163,14 @@ def read_images(
         Return rows of its features instead of images.
     thumbnails
         Add a small JPEG of each image here, by its hash.
+    bicubic
+        See ``Model.bicubic``.
     """
     files = [(name, file) for name, mine in found.classes.items() for file in mine]
     ids: dict[int, str] = {}
     seen = set(known or ())
 
     def images() -> Iterator[tuple[int, Tensor]]:
-        bicubic = extractor is not None
         ahead = map_ahead(lambda named: decode_file(named[1], size, bicubic), files, 256, decoder_pool())
         for row, ((_, file), answer) in enumerate(zip(files, progress(ahead, len(files)), strict=True)):
             if isinstance(answer, DataError):
@@ -183,7 +185,7 @@ def read_images(
                 yield row, image
 
     if extractor is None:
-        store = _store_pixels(images(), files, size)
+        store = _store_pixels(images(), files, size, bicubic)
     else:
         store = _store_features(images(), len(files), extractor)
         store.ids = [ids.get(row, "") for row in range(len(files))]
@@ -210,7 +212,9 @@ def decode_file(file: str, size: int, bicubic: bool) -> Decoded:
     return image, identify(image)
 
 
-def _store_pixels(images: Iterator[tuple[int, Tensor]], files: Sequence[tuple[str, str]], size: int) -> Store:
+def _store_pixels(
+    images: Iterator[tuple[int, Tensor]], files: Sequence[tuple[str, str]], size: int, bicubic: bool
+) -> Store:
     """Keep all pixels in memory, or read them again whenever a batch needs them."""
     keep = len(files) * 3 * size * size <= IN_MEMORY
     # rows of unreadable files stay zero: an interrupted step is recognised by all pixels
@@ -218,7 +222,11 @@ def _store_pixels(images: Iterator[tuple[int, Tensor]], files: Sequence[tuple[st
     for row, image in images:
         if keep:
             pixels[row] = image
-    return TensorStore(pixels) if keep else FileStore([file for _, file in files], size)
+    if keep:
+        return TensorStore(pixels)
+    store = FileStore([file for _, file in files], size)
+    store.bicubic = bicubic
+    return store
 
 
 def _store_features(images: Iterator[tuple[int, Tensor]], count: int, extractor: Extractor) -> FeatureStore:

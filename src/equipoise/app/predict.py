@@ -106,7 +106,7 @@ def predict(
     least = model.least_familiar(accept)
 
     def read(source: Source) -> tuple[str, np.ndarray | str]:
-        return source[0], _decode(source[1], model.shape[1], model.extractor is not None)
+        return source[0], _decode(source[1], model.shape[1], model.bicubic)
 
     decoded, predictor = map_ahead(read, sources, 2 * batch, decoder_pool()), model.predictor()
     while images := list(islice(decoded, batch)):

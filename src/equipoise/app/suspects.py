@@ -120,8 +120,7 @@ def nearly_equal(model: Model, features: Tensor, labels: Tensor, ids: Sequence[s
 def files_by_id(folder: Path, model: Model) -> dict[str, str]:
     """Return the files below the class folders of a folder, by the hash of their pixels."""
     files = [file for files in scan_folder(folder).classes.values() for file in files]
-    bicubic = model.extractor is not None
-    decoded = map_ahead(lambda file: decode_file(file, model.shape[1], bicubic), files, 256, decoder_pool())
+    decoded = map_ahead(lambda file: decode_file(file, model.shape[1], model.bicubic), files, 256, decoder_pool())
     answers = track(zip(files, decoded, strict=True), len(files), "reading", "images")
     return {answer[1]: printable(file) for file, answer in answers if not isinstance(answer, DataError)}
 
