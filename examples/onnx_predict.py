@@ -1,4 +1,4 @@
-"""Predict images with an exported model (equipoise export MODEL model.onnx). Needs onnxruntime and Pillow, not torch.
+"""Predict photos with an exported model (equipoise export MODEL model.onnx). Needs onnxruntime and Pillow, not torch.
 
 python onnx_predict.py model.onnx photo.jpg …
 """
@@ -10,12 +10,32 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-session = onnxruntime.InferenceSession(sys.argv[1])
-metadata = session.get_modelmeta().custom_metadata_map
-classes, size = json.loads(metadata["classes"]), int(metadata["size"])
-for path in sys.argv[2:]:
-    upright = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
-    on_white = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright).convert("RGB")
-    picture = ImageOps.fit(on_white, (size, size), Image.Resampling.BILINEAR)
-    (probabilities,) = session.run(None, {"images": np.asarray(picture)[None]})[0]
-    print(f"{path}  {classes[probabilities.argmax()]} {probabilities.max():.1%}")
+
+def read(path: str, size: int) -> np.ndarray:
+    """Return a photo as upright RGB, with transparent parts made white."""
+    with Image.open(path) as file:
+        if file.format == "JPEG":
+            file.draft("RGB", (2 * size, 2 * size))  # decodes a large photo at a fraction of its size
+        picture = ImageOps.exif_transpose(file)
+    if picture.mode.startswith("I;16"):
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.has_transparency_data:
+        rgba = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    return np.asarray(picture.convert("RGB"))
+
+
+def main(model: str, *paths: str) -> None:
+    """Print the most probable class of each photo, or that it is unknown."""
+    session = onnxruntime.InferenceSession(model)
+    metadata = session.get_modelmeta().custom_metadata_map
+    classes, size = json.loads(metadata["classes"]), int(metadata["size"])
+    for path in paths:
+        inputs = {"image": read(path, size)}
+        probabilities, unknown = session.run(["probabilities", "unknown"], inputs)
+        answer = f"{classes[probabilities.argmax()]} {probabilities.max():.1%}"
+        print(f"{path}  " + (f"unknown (nearest: {answer})" if unknown else answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -15,15 +15,15 @@ from claims import LITTLE, GroupMeans, check_claims, old_error_rate
 from plan import ABLATIONS, FAMILY, LONG, LONGER, OTHERS, REINITIALISED, RUNS
 
 from equipoise.learn.backbones import Architecture
+from equipoise.pages.export import to_svg
+from equipoise.pages.figure import Figure, Rows, chart_of, percent
+from equipoise.pages.text import one_decimal
 from equipoise.study.report.analysis import confusion
 from equipoise.study.report.comparison_charts import curves, last_errors
 from equipoise.study.report.comparison_tables import gains
-from equipoise.study.report.export import to_svg
-from equipoise.study.report.figure import Figure, Rows, chart_of, percent
 from equipoise.study.report.groups import RunGroup
 from equipoise.study.report.paper import paper_result, published
 from equipoise.study.report.runs import Array, RunRecord, read_run
-from equipoise.study.tables import one_decimal
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- `make results` writes {} -->\n", "<!-- to here -->\n"

@@ -20,6 +20,7 @@ from equipoise.study.experiment import RunResult
 from equipoise.study.run import run
 from tests.folders import glyph_folder
 from tests.models import learn
+from tests.pages import Open, Page
 
 torch.set_num_threads(1)
 
@@ -121,3 +122,43 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         return Ran(int(exit_.value.code or 0), captured.out, captured.err)
 
     return go
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Return Chromium, controlled by playwright, or skip the test."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no browser tests: playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no browser tests: chromium is not installed (Debian: apt-get install chromium)")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=[*flags, "--disable-sync", "--no-first-run"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Return a function that opens a report and waits for its charts; it may not log or request anything."""
+    messages: list[str] = []
+    requests: list[str] = []
+    pages = []
+
+    def go(place: Path, width: int = 1280, scheme: str = "light") -> Page:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        pages.append(page)
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        file = place / "report.html" if place.is_dir() else place
+        page.goto(file.resolve().as_uri())
+        page.wait_for_selector("html[data-drawn=yes]", timeout=20_000)
+        return page
+
+    yield go
+    for page in pages:
+        page.close()
+    assert messages == []
+    assert [url for url in requests if not url.startswith(("data:", "file:"))] == []
+    assert sum(url.startswith("file:") for url in requests) == len(pages)

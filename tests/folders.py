@@ -15,6 +15,8 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
 from equipoise.data.sources import load
 
+ONNX_EXAMPLE = Path(__file__).parent.parent / "examples" / "onnx_predict.py"
+
 
 @cache
 def glyphs() -> Dataset:
@@ -51,6 +53,27 @@ def crops(photograph: str, count: int, seed: int) -> list[Image.Image]:
         left, top = int(draws.integers(picture.width - width)), int(draws.integers(picture.height - height))
         pieces.append(picture.crop((left, top, left + width, top + height)))
     return pieces
+
+
+def save_variants(root: Path) -> list[str]:
+    """Save parts of two photographs in many sizes, modes and orientations; return their paths."""
+    root.mkdir()
+    files = []
+    kinds = ("L.jpg", "RGB.jpg", "RGBA.png", "P.png", "CMYK.jpg", "I;16.png", "LA.png", "1.png", "RGB.tif", "RGB.webp")
+    pieces = [*crops("china.jpg", 20, seed=4), *crops("flower.jpg", 20, seed=5)]
+    for number, picture in enumerate(pieces):
+        mode, ending = kinds[number % len(kinds)].split(".")
+        if number % 4 == 1:  # decoded at a fraction of its size, if it is a JPEG
+            picture = picture.resize((picture.width * 7, picture.height * 7))
+        if "A" in mode:
+            picture.putalpha(Image.linear_gradient("L").resize(picture.size))
+        if mode == "I;16":
+            picture = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
+        exif = Image.Exif()
+        exif[0x0112] = 1 + number // 3 % 8
+        files.append(str(root / f"{number}.{ending}"))
+        (picture if mode == "I;16" else picture.convert(mode)).save(files[-1], exif=exif)
+    return files
 
 
 def messy_folder(root: Path) -> dict[str, str]:

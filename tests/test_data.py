@@ -438,6 +438,24 @@ def test_images_are_turned_upright_as_pillow_does_it(orientation: int, ending: s
     np.testing.assert_allclose(decode(Image.open(file), 16), expected, atol=1)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "1", "CMYK", "I;16"])
+def test_the_bicubic_crop_is_that_of_the_upright_image(mode: str, tmp_path: Path) -> None:
+    """With unequal margins, the crop would be another one if it was made before the image is turned."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 61, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(pixels)
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        file = tmp_path / f"{orientation}.{'tif' if mode == 'CMYK' else 'png'}"
+        (picture if mode == "I;16" else picture.convert(mode)).save(file, exif=exif)
+        upright = ImageOps.exif_transpose(Image.open(file))
+        for source in (str(file), Image.open(file)):
+            np.testing.assert_array_equal(decode(source, 16, bicubic=True), decode(upright, 16, bicubic=True))
+        left, top = (upright.width - 40) // 2, (upright.height - 40) // 2
+        square = upright.crop((left, top, left + 40, top + 40))
+        np.testing.assert_array_equal(decode(str(file), 40, bicubic=True), decode(square, 40, bicubic=True))
+
+
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
 def test_pixels_of_32_bits_are_rejected_and_not_clipped(kind: type, tmp_path: Path) -> None:
     Image.fromarray(np.arange(256, dtype=kind).reshape(16, 16)).save(tmp_path / "deep.tif")

@@ -533,7 +533,7 @@ def test_an_exported_model_resizes_its_images(size: int, tmp_path: Path) -> None
     classifier = eq.IncrementalClassifier(backbone="tiny", epochs=1, settings=settings).fit(pixels, [0, 1] * 10)
     export_onnx(classifier.model_, tmp_path / "m.onnx")
     session = runtime.InferenceSession(tmp_path / "m.onnx")
-    (found,) = session.run(None, {"images": pixels.permute(0, 2, 3, 1).numpy()})
+    (found,) = session.run(["probabilities"], {"images": pixels.permute(0, 2, 3, 1).numpy()})
     np.testing.assert_allclose(found, classifier.predict_proba(pixels), atol=1e-5)
 
 

@@ -90,7 +90,7 @@ def test_the_license_is_there_and_names_the_work_of_others() -> None:
     assert "Apache License" in text.splitlines()[1]
     assert "END OF TERMS AND CONDITIONS" in text
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
-    vendored = [file.name for file in (PACKAGE / "study" / "report" / "vendor").iterdir() if file.suffix != ".md"]
+    vendored = [file.name for file in (PACKAGE / "pages" / "vendor").iterdir() if file.suffix != ".md"]
     assert vendored
     assert [name for name in vendored if name not in notice] == []
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
+import runpy
 import signal
 import subprocess
 import sys
@@ -41,7 +41,7 @@ from equipoise.learn.backbones.lite_onnx import OnnxLite
 from equipoise.learn.extractor import ENGINES, Engine, Extractor
 from equipoise.study import features
 from equipoise.study.run import run
-from tests.folders import crops
+from tests.folders import ONNX_EXAMPLE, crops, save_variants
 from tests.test_backbones import SHIM
 
 pytestmark = pytest.mark.skipif(
@@ -415,22 +415,28 @@ def test_features_are_of_the_files_as_they_are_now(tmp_path: Path, monkeypatch: 
     assert torch.equal(rows("other"), first.roll(6, 0)), "other photos under the same names"
 
 
-def test_a_frozen_model_exports_to_onnx(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", ["features", "statistics"])
+def test_an_exported_frozen_model_agrees_with_predict(keep: str, tmp_path: Path) -> None:
+    """Compare photos of many sizes, modes and orientations."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from equipoise.app.export import export_onnx
 
-    photos = photo_folder(tmp_path / "1", ["a", "b", "c"])
-    place = learn(tmp_path / "model", photos)
-    export_onnx(place.load(), tmp_path / "model.onnx")
+    place = learn(tmp_path / "model", photo_folder(tmp_path / "1", ["a", "b", "c"]), keep=keep)
+    model = place.load()
+    made = export_onnx(model, tmp_path / "model.onnx")
+    assert made.pictures == 12
+    assert made.difference < 0.02
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    size = place.config().shape[1]
-    for file, expected in probabilities(place, photos).items():
-        pixels = decode(file, size, bicubic=True)[None]
-        answer = session.run(None, {"images": pixels})[0][0]
-        names = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-        for name, value in zip(names, answer, strict=True):
-            assert expected[name] == pytest.approx(value, abs=2e-3)
+    read = runpy.run_path(str(ONNX_EXAMPLE))["read"]
+    files = save_variants(tmp_path / "photos")
+    unknown = []
+    for ours in predict(model, expand_paths(files), top=3):
+        values, familiarity, strange, names = session.run(None, {"image": read(ours.path, model.shape[1])})
+        assert dict(zip(names, values, strict=True)) == pytest.approx(dict(ours.classes), abs=0.01), ours.path
+        assert strange == ours.unknown or abs(familiarity - model.least_familiar(0.95)) < 0.05, ours.path
+        unknown.append(ours.unknown)
+    assert keep == "statistics" or len(set(unknown)) == 2, "some are unknown, some are not"
 
 
 def test_one_photo_per_class_has_no_leave_one_out_accuracy(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -32,8 +31,8 @@ from equipoise.study.report.groups import group_runs, read_comparison
 from equipoise.study.report.paper import paper_result
 from equipoise.study.report.run_charts import run_figures
 from equipoise.study.report.runs import RunRecord, read_run
+from tests.pages import Open, Reader
 
-Page = Any
 NASTY = [
     "<script>document.title='pwned'</script>" + "x" * 180,
     '"><img src=x onerror="document.title=1">',
@@ -62,55 +61,6 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
 
 def write_metrics(directory: Path, rows: list[dict[str, Any]]) -> None:
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-class Reader(HTMLParser):
-    """Collects the tables of a page, by their own id or the one above them, and its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: dict[str, list[list[str]]] = {}
-        self.cards: dict[str, str] = {}
-        self.text: list[str] = []
-        self._under, self._table, self._open, self._skip = "", "", "", False
-        self._card: list[str] | None = None
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = dict(attrs)
-        self._skip = tag in ("script", "style")
-        if tag in ("figure", "section") and named.get("id"):
-            self._under = named["id"] or ""
-        if tag == "table":
-            self._table = named.get("id") or named.get("class") or self._under
-            self.tables[self._table] = []
-        if tag == "tr":
-            self.tables[self._table].append([])
-        if tag in ("td", "th"):
-            self.tables[self._table][-1].append("")
-            self._open = tag
-        if tag == "ul" and named.get("class") == "cards":
-            self._card = []
-        if tag == "li" and self._card is not None:
-            self._card = []
-
-    def handle_endtag(self, tag: str) -> None:
-        self._skip = False
-        if tag in ("td", "th"):
-            self._open = ""
-        if tag == "li" and self._card:
-            self.cards[self._card[1]] = self._card[0]
-        if tag == "ul":
-            self._card = None
-
-    def handle_data(self, data: str) -> None:
-        if self._skip or not data.strip():
-            return
-        self.text.append(data)
-        if self._card is not None:
-            self._card.append(data.strip())
-        if self._open:
-            self.tables[self._table][-1][-1] += data.strip()
 
 
 def read_page(directory: Path) -> Reader:
@@ -640,47 +590,6 @@ def test_figures_for_a_paper(run_directory: Path, tmp_path: Path) -> None:
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no browser tests: playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no browser tests: chromium is not installed (Debian: apt-get install chromium)")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=[*flags, "--disable-sync", "--no-first-run"])
-        yield opened
-        opened.close()
-
-
-Open = Callable[..., Page]
-
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Open]:
-    """Return a function that opens a report and waits for its charts; it may not log or request anything."""
-    messages: list[str] = []
-    requests: list[str] = []
-    pages = []
-
-    def go(directory: Path, width: int = 1280, scheme: str = "light") -> Page:
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        pages.append(page)
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto((directory / "report.html").resolve().as_uri())
-        page.wait_for_selector("html[data-drawn=yes]", timeout=20_000)
-        return page
-
-    yield go
-    for page in pages:
-        page.close()
-    assert messages == []
-    assert [url for url in requests if not url.startswith(("data:", "file:"))] == []
-    assert sum(url.startswith("file:") for url in requests) == len(pages)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from equipoise import IncrementalClassifier
+from equipoise.app.model_dir import ModelDir
+from equipoise.core.tensors import parse
 from equipoise.engine.metrics import calibration_error
+from equipoise.errors import UsageError
 from equipoise.learn.unknown import (
     POINTS,
     SLOPE,
@@ -17,6 +25,10 @@ from equipoise.learn.unknown import (
     cosines_without_self,
     mean_features,
 )
+from tests.conftest import Ran
+from tests.folders import glyph_folder
+
+Cli = Callable[..., Ran]
 
 
 def rows(classes: int, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,3 +97,74 @@ def test_calibration_error_of_bins_with_equal_numbers() -> None:
     # two bins: |0.15 − 0.5| and |0.85 − 1|, each with half of the images
     assert calibration_error(confidence, correct, bins=2) == pytest.approx(100 * (0.35 + 0.15) / 2)
     assert calibration_error(confidence[:0], correct[:0]) is None
+
+
+# ---- models
+
+
+def far_and_near(count: int = 30) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows of three classes, their labels, and rows of other classes."""
+    draws = np.random.default_rng(0)
+    centres = draws.normal(size=(6, 64))
+    labels = np.repeat(np.arange(6), count)
+    x = (centres[labels] + 0.5 * draws.normal(size=(len(labels), 64))).astype(np.float32)
+    return x[labels < 3], labels[labels < 3], x[labels >= 3]
+
+
+@pytest.mark.parametrize("method", ["ridge", "ncm", "slda"])
+def test_a_classifier_recognises_what_it_does_not_know(method: str) -> None:
+    x, y, others = far_and_near()
+    classifier = IncrementalClassifier(method=method, holdout=0.0 if method == "ridge" else 0.3)
+    classifier.fit(x[::2], y[::2])
+    assert classifier.is_unknown(others).mean() > 0.9
+    assert classifier.is_unknown(x[1::2]).mean() < 0.2
+    assert not classifier.is_unknown(others, accept=1.0).any()
+    assert classifier.steps_[-1].ece is not None
+    with pytest.raises(UsageError, match="accept must be above 0 and at most 1"):
+        classifier.is_unknown(others, accept=0)
+
+
+def test_predict_says_unknown(cli: Cli, two_steps: Path, tmp_path: Path) -> None:
+    """Nothing is known with --accept 0.01, everything with 1."""
+    glyph_folder(tmp_path / "photos", [0])
+    (line, *_) = cli("predict", two_steps, tmp_path / "photos", "--accept", "0.01").out.splitlines()
+    assert "  unknown (nearest: " in line
+    rows = [json.loads(line) for line in cli("predict", two_steps, tmp_path / "photos", "--json").out.splitlines()]
+    assert {type(row["unknown"]) for row in rows} == {bool}
+    table = cli("predict", two_steps, tmp_path / "photos", "--csv", "--accept", "0.01").out.splitlines()
+    assert table[0] == "path,class,probability,unknown"
+    assert {row.rpartition(",")[2] for row in table[1:]} <= {"true", "false"}
+    assert "unknown (" not in cli("predict", two_steps, tmp_path / "photos", "--accept", "1").out
+    assert "accept must be above 0" in cli("predict", two_steps, tmp_path / "photos", "--accept", "2").err
+
+
+def test_probabilities_of_held_out_images_are_calibrated(two_steps: Path) -> None:
+    """The temperature of a trained method minimises the loss on held-out images."""
+    model = ModelDir(two_steps).load(images=True)
+    found = model.temperature
+    assert found != 1.0
+
+    def loss(temperature: float) -> float:
+        model.temperature = temperature
+        probabilities = model.probabilities(model.holdout)
+        return float(-probabilities.gather(1, model.holdout.labels[:, None]).log().mean())
+
+    assert loss(found) < min(loss(found * 3), loss(found / 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", torch.tensor(-1.0)),
+        ("temperature", torch.tensor(float("nan"))),
+        ("means", torch.zeros(3)),
+        ("counts", torch.zeros(99)),
+        ("expected", torch.zeros(1)),
+        ("quantiles", torch.zeros(POINTS, dtype=torch.int64)),
+    ],
+)
+def test_damaged_calibration_is_reported(model_path: Path, name: str, value: torch.Tensor) -> None:
+    place = ModelDir(model_path)
+    tensors = parse((model_path / "model.safetensors").read_bytes(), "") | {f"calibration.{name}": value}
+    with pytest.raises((ValueError, RuntimeError)):
+        place.load().load_state_dict(tensors)

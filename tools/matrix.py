@@ -32,7 +32,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LOWEST_PYTHON = "3.11"
 
 IN_SDIST = ("LICENSE", "NOTICE", "CITATION.cff", "constraints.txt", "tests/conftest.py", "tests/test_packaging.py")
-IN_WHEEL = ("equipoise/py.typed", "equipoise/recipes/glyphs.toml", "equipoise/study/report/vendor/vega.min.js")
+IN_WHEEL = ("equipoise/py.typed", "equipoise/recipes/glyphs.toml", "equipoise/pages/vendor/vega.min.js")
 
 IMPORTS = "import equipoise, equipoise.methods, equipoise.testing; [getattr(equipoise, n) for n in equipoise.__all__]"
 PHOTOS = """

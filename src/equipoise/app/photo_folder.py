@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ IN_MEMORY = 2**30
 Decoded = tuple[Tensor, str] | DataError
 """An image with its name, or why there is none."""
 Progress = Callable[[Iterable[Decoded], int], Iterable[Decoded]]
+UNNAMED = re.compile(r"unknown-\d+")
+"""Folders of photos of unknown classes that `equipoise sort` makes."""
 PARTS = {"train", "test", "val", "valid", "validation"}
 
 
@@ -70,6 +73,8 @@ def scan_folder(root: Path) -> FolderScan:
     for entry in entries:
         if entry.is_symlink() and f"{real}/".startswith(f"{os.path.realpath(entry.path)}/"):
             found.skip(entry.path, "the link leads back to the folder itself")
+        elif is_dir(entry) and UNNAMED.fullmatch(entry.name):
+            found.skip(entry.path, "it has no name yet: rename the folders that `equipoise sort` made")
         elif is_dir(entry):
             _add_class(entry, found)
         else:

@@ -57,12 +57,13 @@ def expand_paths(arguments: Iterable[str]) -> Iterator[Source]:
         if argument == "-":
             yield from _standard_input(sys.stdin.buffer)
         elif os.path.isdir(argument):  # noqa: PTH112 - the name may hold bytes that are not UTF-8
-            yield from _images_below(argument)
+            yield from images_below(argument)
         else:
             yield printable(argument), argument
 
 
-def _images_below(folder: str) -> Iterator[Source]:
+def images_below(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield all images below a folder: a name to show, and a path. Links to folders are followed."""
     found, seen = False, {os.path.realpath(folder)}
     failed: list[OSError] = []
     for where, inner, names in os.walk(folder, followlinks=True, onerror=failed.append):  # a link may lead back up
@@ -106,14 +107,14 @@ def predict(
     least = model.least_familiar(accept)
 
     def read(source: Source) -> tuple[str, np.ndarray | str]:
-        return source[0], _decode(source[1], model.shape[1], model.bicubic)
+        return source[0], decode_source(source[1], model.shape[1], model.bicubic)
 
     decoded, predictor = map_ahead(read, sources, 2 * batch, decoder_pool()), model.predictor()
     while images := list(islice(decoded, batch)):
         yield from _predict_batch(model, predictor, images, top, least)
 
 
-def _decode(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
+def decode_source(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
     """Return the image, or what is wrong with it."""
     try:
         if isinstance(content, bytes):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from equipoise.app.advice import advise
 from equipoise.app.calibration import calibrate
 from equipoise.app.model import Model, collect, is_features
 from equipoise.core.config import build
@@ -96,7 +97,7 @@ class StepPlan:
         everything = model.fit(self.step, self.images).everything
         learned = model.learn(self.step, self.images, model.holdout, model.classes, listener, store).result
         result = replace(learned, step=len(model.steps) + 1, held_out=self.held)
-        result = replace(result, warning=unfairness(learned), advice=advice(learned, model))
+        result = replace(result, warning=unfairness(learned), advice=advise(model, learned, everything))
         result = replace(result, classes=self.added, extended=self.extended, ece=calibrate(model, everything))
         model.steps = [shortened(step) for step in model.steps] + [result]
         return result
@@ -106,17 +107,6 @@ def shortened(step: StepResult) -> StepResult:
     """Return the result of an earlier step with its own classes only: a thousand steps would list a million classes."""
     own = {*step.classes, *step.extended}
     return replace(step, per_step=[], per_class=[entry for entry in step.per_class if entry.name in own])
-
-
-def advice(result: StepResult, model: Model) -> str | None:
-    """Suggest training the network where its features do not separate the classes, and there are images for it."""
-    enough = result.seen > 1 and len(model.memory) >= 20 * result.seen
-    if result.evaluated != "leave-one-out" or not enough or result.accuracy is None or result.accuracy >= 70:
-        return None
-    return (
-        f"the features of {model.settings.net.backbone} do not separate these classes well; with so many images, a new "
-        "model with --method wa, which trains the network too, may do better (it takes many minutes)"
-    )
 
 
 def prepare(model: Model, new: NewImages, holdout: float | None, extend: bool, train: Mapping[str, Any]) -> StepPlan:

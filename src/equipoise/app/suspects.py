@@ -1,8 +1,8 @@
 """Images that probably are in a wrong class, and nearly equal images in two classes.
 
 Without its own vote, an image in a wrong class is predicted as its true class with high probability. So an image is
-suspect if the solution without it gives its class less than ``DOUBT``: with 5 % of the labels of CIFAR-100 or flowers
-flipped, nine in ten suspects are flipped images, and nearly all of these are found (see docs/performance.md).
+suspect if the solution without it gives its class less than ``DOUBT`` and another one more than ``SURE``. With 5 % of
+the labels of flowers flipped, nearly all suspects are flipped images, and nine in ten are found (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from equipoise.app.model_dir import ModelDir
 from equipoise.app.photo_folder import decode_file, printable, scan_folder
 from equipoise.app.stored_features import ids_of
 from equipoise.core.progress_line import track
+from equipoise.data.images import Images
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
 from equipoise.errors import DataError, UsageError
 from equipoise.learn.closed_form import canonical_order
 from equipoise.learn.ridge import fit_ridge
 
-DOUBT = 0.05
-"""Probability of its own class below which an image is suspect."""
+DOUBT, SURE = 0.05, 0.5
+"""An image is suspect if its own class is less probable than the first, and another class more than the second."""
 SAME = 0.03
 """Squared distance, relative to the norms, below which two images are nearly equal."""
 MOST = 50_000
@@ -69,8 +70,7 @@ def find_suspects(place: ModelDir, folder: Path | None = None) -> list[Suspect]:
             f"suspects are found by leave-one-out among all images, but this model ({model.settings.method}) keeps "
             "only some or none: create a model with the default method"
         )
-    features, ids = features_of(model, kept), ids_of(kept)
-    found = [*misplaced(model, features, kept.labels, ids), *nearly_equal(model, features, kept.labels, ids)]
+    found = suspects_in(model, kept)
     if folder is None:
         return found
     files = files_by_id(folder, model)
@@ -78,6 +78,13 @@ def find_suspects(place: ModelDir, folder: Path | None = None) -> list[Suspect]:
         replace(one, file=files.get(one.image), same_file=files.get(one.same_as) if one.same_as else None)
         for one in found
     ]
+
+
+def suspects_in(model: Model, kept: Images, pairs: bool = True) -> list[Suspect]:
+    """Return suspects among all images of a model; ``pairs`` asks for nearly equal images, too."""
+    features, ids = features_of(model, kept), ids_of(kept)
+    found = misplaced(model, features, kept.labels, ids)
+    return [*found, *nearly_equal(model, features, kept.labels, ids)] if pairs else found
 
 
 def misplaced(model: Model, features: Tensor, labels: Tensor, ids: Sequence[str]) -> list[Suspect]:
@@ -97,7 +104,7 @@ def misplaced(model: Model, features: Tensor, labels: Tensor, ids: Sequence[str]
             probability=round(best.values[place].item(), 6),
         )
         for place in own.argsort(stable=True).tolist()
-        if own[place] < DOUBT
+        if own[place] < DOUBT and best.values[place] > SURE
     ]
 
 

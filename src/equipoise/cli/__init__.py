@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from equipoise.cli import corrections, data, experiments, models  # noqa: F401 - they add their commands
+from equipoise.cli import corrections, data, experiments, models, reports, sharing  # noqa: F401 - they add their commands
 from equipoise.cli.app import app
 from equipoise.core.launch_env import is_main_process
 from equipoise.core.signals import defer_signals

@@ -1,19 +1,65 @@
-"""Commands that correct a model: rename, merge, move, suspects."""
+"""Commands that sort photos and correct a model: sort, rename, merge, move, suspects."""
 
 from __future__ import annotations
 
 import json as json_module
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from equipoise.cli.app import MODELS, Flag, command
 from equipoise.cli.models import ModelPath, model_dir
 from equipoise.cli.options import Repeated
-from equipoise.errors import UsageError
+from equipoise.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from equipoise.engine.results import StepResult
+
+
+@command(MODELS)
+def sort(
+    model: ModelPath,
+    folder: Path,
+    out: Path,
+    *,
+    how: Literal["copy", "link", "move"] = "copy",
+    accept: float = 0.95,
+    dry_run: Flag = False,
+    json: Flag = False,
+) -> None:
+    """Sort a heap of photos into folders by class, and photos of unknown classes into folders of similar ones.
+
+    Parameters
+    ----------
+    folder
+        A folder with photos; folders in it are searched, too.
+    out
+        A new directory. It gets a folder per class, unknown-1, unknown-2, … and a contact sheet.
+    how
+        Copy the photos, make symbolic links to them, or move them. Nothing is overwritten.
+    accept
+        Fraction of images of known classes to recognise as such; others are unknown.
+    dry_run
+        Show what would be done, without doing it.
+    json
+        Print one JSON object per photo.
+    """
+    from equipoise.app.console import make_console
+    from equipoise.app.sort_console import print_sorted
+    from equipoise.app.sorting import sort_photos
+    from equipoise.core.progress_line import track
+
+    loaded = model_dir(model).load(images=True)
+    photos = sort_photos(
+        loaded, folder, out, how, accept, dry_run, lambda items, total: track(items, total, "sorting", "photos")
+    )
+    if json:
+        for photo in photos:
+            print(json_module.dumps(photo.to_dict(), ensure_ascii=False))
+    else:
+        print_sorted(make_console(), photos, model, out, dry_run)
+    if failed := sum(photo.error is not None for photo in photos):
+        raise DataError(f"cannot read {failed} of {len(photos)} images; they stay where they are")
 
 
 @command(MODELS)

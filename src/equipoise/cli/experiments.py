@@ -1,4 +1,4 @@
-"""Commands for experiments: run, compare, ablate, report, align, and lists of methods, data sets and recipes."""
+"""Commands for experiments: run, compare, ablate, align, and lists of methods, data sets and recipes."""
 
 from __future__ import annotations
 
@@ -229,38 +229,6 @@ def _compare(
     if table["failed"]:
         names = ", ".join(f"{run['label']} with seed {run['seed']}" for run in table["failed"])
         raise RunError(f"{len(table['failed'])} of {len(cells)} runs failed and are not in the table: {names}")
-
-
-@command(STUDIES)
-def report(directory: Path, *, figures: Path | None = None, formats: str | None = None, json: Flag = False) -> None:
-    """Write a self-contained HTML report for a run or comparison.
-
-    Parameters
-    ----------
-    directory
-        Directory of a run or comparison; report.html is written into it.
-    figures
-        Also write every chart as an image file into this directory.
-    formats
-        Comma-separated formats of the image files: svg, png, pdf (default: svg,png).
-    json
-        Print what was written as one JSON object.
-    """
-    from equipoise.study.report import report as make_report
-
-    if formats and figures is None:
-        raise UsageError("--formats needs --figures DIR: name a directory for the image files")
-    made = make_report(directory, figures, formats or "svg,png")
-    for name, reason in made.skipped:
-        print(f"equipoise: skipped {name}: {reason}", file=sys.stderr)
-    if json:
-        skipped = [{"name": name, "reason": reason} for name, reason in made.skipped]
-        files = [str(file) for file in made.pictures]
-        print(json_module.dumps({"page": str(made.page), "figures": files, "skipped": skipped}))
-        return
-    print(f"report: {made.page}")
-    if made.pictures:
-        print(f"{len(made.pictures)} figures: {figures}")
 
 
 @command(STUDIES)

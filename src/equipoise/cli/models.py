@@ -1,4 +1,4 @@
-"""Commands for models: learn, predict, evaluate, history, undo, forget, inspect, export, card."""
+"""Commands for models: learn, predict, evaluate, history, undo, forget, inspect."""
 
 from __future__ import annotations
 
@@ -315,36 +315,3 @@ def inspect(model: ModelPath, *, json: Flag = False) -> None:
     for line in inspection_lines(facts):
         console.print(line, soft_wrap=True)
     console.print(inspection_table(facts))
-
-
-@command(MODELS)
-def export(model: ModelPath, out: Path, *, memory: Annotated[bool, Parameter(negative="--no-memory")] = True) -> None:
-    """Export a model as one ONNX file (OUT.onnx), or copy its current version into a new directory.
-
-    Parameters
-    ----------
-    out
-        A file name that ends in .onnx, or a new directory.
-    memory
-        Copy exemplars and held-out images, too; without them, the copy predicts but cannot learn more.
-    """
-    from equipoise.app.console import make_console
-    from equipoise.app.export import export_onnx
-
-    place = model_dir(model)
-    if out.suffix == ".onnx":
-        with make_console().status("exporting"):
-            takes = export_onnx(place.load(), out)
-        print(f"wrote {out}: takes {takes}, returns probabilities; class names are in its metadata")
-    else:
-        place.copy_to(out, memory)
-        print(f"copied to {out}" + ("" if memory else ", without exemplars and held-out images"))
-
-
-@command(MODELS)
-def card(model: ModelPath) -> None:
-    """Print the model card, which is also in the model's README.md."""
-    from equipoise.app.card import card_text
-
-    place = model_dir(model)
-    print(place.consistently(lambda config: card_text(config, place.steps_of(config), place.images_of(config))))

@@ -80,7 +80,7 @@ def to_square(
     if picture.format == "TIFF":
         picture.load()  # turns it upright and removes the orientation
     if bicubic:
-        return _upright(_centre_bicubic(picture, size, margin), picture)
+        return _centre_bicubic(picture, size, margin)
     box = _centre_box(picture.size, margin) if draw is None else _random_box(picture.size, draw)
     # JPEG decodes at a half, quarter or eighth if the crop stays at least as large as needed
     scale = min(box[2] - box[0], box[3] - box[1]) / size
@@ -95,13 +95,17 @@ def to_square(
 
 
 def _centre_bicubic(picture: Image.Image, size: int, margin: float) -> Image.Image:
-    """Return the centred square, cropped at whole pixels; a large JPEG is decoded at a fraction of its size."""
+    """Return the centred square, cropped at whole pixels; a large JPEG is decoded at a fraction of its size.
+
+    An exported model crops and resizes upright images, so they are turned first.
+    """
     if picture.format == "JPEG":
         needed = int(2 * size * margin)
         picture.draft("RGB", (needed, needed))
-    edge = round(min(picture.size) / margin)
-    left, top = (picture.size[0] - edge) // 2, (picture.size[1] - edge) // 2
-    square = picture.crop((left, top, left + edge, top + edge))
+    upright = picture if _orientation(picture) == 1 else ImageOps.exif_transpose(picture)
+    edge = round(min(upright.size) / margin)
+    left, top = (upright.size[0] - edge) // 2, (upright.size[1] - edge) // 2
+    square = upright.crop((left, top, left + edge, top + edge))
     square.info = picture.info  # transparency
     return _to_rgb(square).resize((size, size), Image.Resampling.BICUBIC)
 
@@ -109,9 +113,14 @@ def _centre_bicubic(picture: Image.Image, size: int, margin: float) -> Image.Ima
 def _upright(small: Image.Image, picture: Image.Image) -> Image.Image:
     """Turn ``small`` as the orientation of ``picture`` says."""
     small.info.clear()  # of all metadata, only the orientation matters
-    small.getexif()[ExifTags.Base.Orientation] = picture.getexif().get(ExifTags.Base.Orientation, 1)
+    small.getexif()[ExifTags.Base.Orientation] = _orientation(picture)
     ImageOps.exif_transpose(small, in_place=True)
     return small
+
+
+def _orientation(picture: Image.Image) -> int:
+    value: int = picture.getexif().get(ExifTags.Base.Orientation, 1)
+    return value
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+ENOUGH = 1.0
+"""A statistic that is higher than this says no more: a logit may be high for an image that looks like nothing known."""
 POINTS = 1001
 """Points of the distribution of known images' scores that are kept."""
 SLOPE = -2.0
@@ -44,8 +46,8 @@ class Expectation:
         return Expectation(base.item(), slope.item(), spread.item())
 
     def standardise(self, values: Tensor, counts: Tensor) -> Tensor:
-        """Return how far values are above what is expected, in units of the spread."""
-        return (values - self.base - self.slope * counts.rsqrt()) / self.spread
+        """Return how far values are above what is expected, in units of the spread, and at most ``ENOUGH``."""
+        return ((values - self.base - self.slope * counts.rsqrt()) / self.spread).clamp(max=ENOUGH)
 
 
 @dataclass(frozen=True)

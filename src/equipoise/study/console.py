@@ -15,7 +15,8 @@ from equipoise.engine.progress import ProgressBar, duration
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
 from equipoise.learn.stage import TrainListener
-from equipoise.study.tables import FIGURES, one_decimal
+from equipoise.pages.text import one_decimal
+from equipoise.study.tables import FIGURES
 
 Summary = Mapping[str, float | None]
 

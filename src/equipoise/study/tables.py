@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +10,8 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+from equipoise.pages.text import one_decimal
 
 FIGURES = {"last": "last", "avg": "average_without_first", "avg+1": "average_with_first", "forgets": "forgetting"}
 """Column headings and their keys in summary.json."""
@@ -127,15 +128,6 @@ def mean_std(values: Iterable[float | None]) -> Spread:
     """Return the mean of the known values, and their sample standard deviation if there are two."""
     known = [value for value in values if value is not None]
     return statistics.mean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None
-
-
-def one_decimal(value: float | None, sign: str = "") -> str:
-    """Format a figure.
-
-    >>> one_decimal(66.64), one_decimal(1.25, "+"), one_decimal(None)
-    ('66.6', '+1.2', '–')
-    """
-    return "–" if value is None or math.isnan(value) else f"{value:{sign}.1f}"
 
 
 def _difference(entry: Entry, first: Entry | None, figure: str) -> Spread:

@@ -49,8 +49,8 @@ def report(
     """
     for package in ("altair", "jinja2"):
         extras.require(package, "report", "a report")
+    from equipoise.pages.export import check_formats, export_figures
     from equipoise.study.report.comparison_charts import comparison_figures
-    from equipoise.study.report.export import check_formats, export_figures
     from equipoise.study.report.page import render_comparison, render_run
     from equipoise.study.report.run_charts import run_figures
 

@@ -41,13 +41,6 @@ def confusion(predictions: StepPredictions, classes: int) -> Array:
     return counts
 
 
-def misclassified(predictions: StepPredictions, classes: int) -> Array:
-    """Return the confusion matrix without its diagonal."""
-    counts = confusion(predictions, classes)
-    np.fill_diagonal(counts, 0)
-    return counts
-
-
 def accuracy_by_age(run: RunRecord) -> list[dict[str, Any]]:
     """Return the accuracy on each step's classes after that step and every later one; age counts the steps since."""
     return [

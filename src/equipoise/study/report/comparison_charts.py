@@ -9,8 +9,9 @@ import numpy as np
 from altair.utils.schemapi import debug_mode
 
 from equipoise.engine.progress import duration
+from equipoise.pages.figure import Figure, Rows, chart_of, percent, rounded, tooltips
 from equipoise.study.report.analysis import ERRORS, error_cells, error_rows, new_share
-from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded, tooltips
+from equipoise.study.report.error_bars import error_bars
 from equipoise.study.report.groups import Comparison, Panel, RunGroup
 from equipoise.study.report.paper import paper_curve
 

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from equipoise.pages.text import one_decimal
 from equipoise.study.report.groups import Comparison, RunGroup
 from equipoise.study.report.paper import paper_result
 from equipoise.study.report.run_tables import SUMMARY, top1_of_paper
-from equipoise.study.tables import mean_std, one_decimal
+from equipoise.study.tables import mean_std
 
 
 def title(comparison: Comparison) -> str:

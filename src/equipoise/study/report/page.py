@@ -1,27 +1,18 @@
-"""Render the page of a run or comparison: one HTML file with everything in it."""
+"""Fill the templates of a run and a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache, partial
-from importlib import resources
-from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
-from equipoise.engine.progress import duration
 from equipoise.errors import RunError
+from equipoise.pages.figure import Figure
+from equipoise.pages.render import render
 from equipoise.study.report import comparison_tables, run_tables
-from equipoise.study.report.figure import Figure
 from equipoise.study.report.groups import Comparison
 from equipoise.study.report.paper import paper_result
 from equipoise.study.report.runs import RunRecord
 from equipoise.study.report.thumbnails import read_gallery
 from equipoise.study.run_dir import flat_settings
-from equipoise.study.tables import one_decimal
-
-SCRIPTS = ("vega", "vega-lite", "vega-embed")
 
 
 def render_run(run: RunRecord, figures: Sequence[Figure]) -> str:
@@ -30,7 +21,8 @@ def render_run(run: RunRecord, figures: Sequence[Figure]) -> str:
         gallery = read_gallery(run.directory, run.seen) if run.summary else None
     except RunError as error:
         gallery_error = str(error)
-    return _render(
+    return render(
+        __package__,
         "run",
         figures,
         title=f"{run.method} on {run.settings['dataset']}",
@@ -51,7 +43,8 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
     """Render a comparison; ``pages`` names the runs that have a page of their own."""
     first = comparison.runs[0]
     common = {name: value for name, value in first.settings.items() if name not in ("method", "seed", "fields")}
-    return _render(
+    return render(
+        __package__,
         "comparison",
         figures,
         title=comparison_tables.title(comparison),
@@ -65,28 +58,3 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
         provenance=run_tables.provenance(first),
         settings=flat_settings(common),
     )
-
-
-def _render(template: str, figures: Sequence[Figure], **values: Any) -> str:
-    named = {figure.name: figure for figure in figures}
-    return _environment().get_template(f"{template}.html").render(figures=named, **values)
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    environment.filters |= {"one": one_decimal, "signed": partial(one_decimal, sign="+")}
-    environment.globals |= {"duration": duration, "scripts": [_script(name) for name in SCRIPTS]}
-    return environment
-
-
-def _script(name: str) -> Markup:
-    text = (resources.files(__package__) / "vendor" / f"{name}.min.js").read_text(encoding="utf-8")
-    return Markup(text)  # noqa: S704 (our own file)

@@ -11,10 +11,12 @@ import numpy as np
 from altair.utils.schemapi import debug_mode
 
 from equipoise.engine.progress import duration
+from equipoise.pages.confusion import confusion_figure
+from equipoise.pages.figure import Figure, Rows, chart_of, percent, rounded, tooltips
 from equipoise.study.report import analysis
-from equipoise.study.report.figure import Figure, Rows, chart_of, error_bars, percent, rounded, tooltips
+from equipoise.study.report.error_bars import error_bars
 from equipoise.study.report.paper import paper_curve
-from equipoise.study.report.runs import Array, RunRecord, StepPredictions
+from equipoise.study.report.runs import RunRecord, StepPredictions
 
 T = TypeVar("T")
 PARTS = ("train", "teacher", "evaluation", "herding", "checkpoint", "other")
@@ -194,43 +196,8 @@ def confusions(run: RunRecord) -> list[Figure]:
 
 
 def _confusion_figure(run: RunRecord, name: str, title: str, made: StepPredictions) -> Figure:
-    wrong = analysis.misclassified(made, run.seen)
-    pairs = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:5]]
-    table: Rows = [
-        {"true class": run.names[i], "predicted as": run.names[j], "images": int(wrong[i, j])}
-        for i, j in pairs
-        if wrong[i, j]
-    ]
-    listed = [f"{_short(row['true class'])} as {_short(row['predicted as'])} ({row['images']})" for row in table]
-    caption = "The stronger the colour, the more images, as log(1 + n)."
-    caption += f" Most frequent errors: {', '.join(listed)}." if listed else " No image is misclassified."
-    return Figure(name, title, caption, _matrix(run, analysis.confusion(made, run.seen)), table, square=True)
-
-
-def _matrix(run: RunRecord, counts: Array) -> alt.LayerChart:
-    cells: Rows = [{"t": int(i), "p": int(j), "n": int(counts[i, j])} for i, j in zip(*counts.nonzero(), strict=True)]
     bounds = [0, *(step.seen for step in run.steps)]
-    names = alt.LookupData(alt.InlineData([{"c": c, "name": name} for c, name in enumerate(run.names)]), "c", ["name"])
-    axis, domain = alt.Axis(values=bounds, grid=False), alt.Scale(domain=[0, run.seen], nice=False)
-    squares = chart_of(cells).mark_rect(color="#e76f51", strokeWidth=0)
-    squares = squares.transform_calculate(t2="datum.t + 1", p2="datum.p + 1", depth="log(1 + datum.n)")
-    squares = squares.transform_lookup("t", names, as_=["true class"])
-    matrix = squares.transform_lookup("p", names, as_=["predicted as"]).encode(
-        x=alt.X("p:Q", title="predicted class", scale=domain, axis=axis),
-        x2=alt.X2("p2:Q"),
-        y=alt.Y("t:Q", title="true class", scale=alt.Scale(domain=[run.seen, 0], nice=False), axis=axis),
-        y2=alt.Y2("t2:Q"),
-        opacity=alt.Opacity("depth:Q", legend=None, scale=alt.Scale(range=[0.12, 1], zero=True)),
-        tooltip=tooltips("true class:N", "predicted as:N", alt.Tooltip("n:Q", title="images")),
-    )
-    lines = alt.Chart(alt.InlineData([{"at": bound} for bound in bounds[1:-1]]))
-    lines = lines.mark_rule(color="gray", opacity=0.5, strokeDash=[2, 2])
-    chart: alt.LayerChart = matrix + lines.encode(x=alt.X("at:Q", scale=domain)) + lines.encode(y=alt.Y("at:Q"))
-    return chart
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 40 else name[:39] + "…"
+    return confusion_figure(name, title, analysis.confusion(made, run.seen), run.names, bounds)
 
 
 def age(run: RunRecord) -> Figure:

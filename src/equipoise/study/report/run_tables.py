@@ -5,18 +5,17 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-import numpy as np
-
 from equipoise.engine.progress import duration
-from equipoise.study.report.analysis import misclassified
+from equipoise.pages.confusion import confusion_list, without_diagonal
+from equipoise.pages.text import one_decimal
+from equipoise.study.report.analysis import confusion
 from equipoise.study.report.paper import PaperResult, paper_result
 from equipoise.study.report.runs import RunRecord
-from equipoise.study.tables import FIGURES, one_decimal
+from equipoise.study.tables import FIGURES
 
 TITLES = ("last step", "average without step 1", "average with step 1", "forgetting")
 SUMMARY = dict(zip(FIGURES.values(), TITLES, strict=True))
 """Figures of summary.json, and what a page calls them."""
-MOST_CONFUSED = 8
 
 
 def headline(run: RunRecord) -> list[dict[str, str]]:
@@ -66,7 +65,7 @@ def conclusion(run: RunRecord) -> str:
 
 def class_table(run: RunRecord) -> list[dict[str, Any]]:
     """Return for every class when it was learned, its accuracy then and now, and its most frequent error."""
-    wrong = misclassified(run.predictions(len(run.steps))[0], run.seen)
+    wrong = without_diagonal(confusion(run.predictions(len(run.steps))[0], run.seen))
     table = []
     for c, name in enumerate(run.names):
         learned = int(run.step_of[c])
@@ -80,13 +79,8 @@ def class_table(run: RunRecord) -> list[dict[str, Any]]:
 
 def confusion_lists(run: RunRecord) -> dict[str, Any]:
     """Return what a click on a confusion matrix shows: pairs of predicted class and images, most frequent first."""
-    listed = {}
-    for name, made in zip(("confusion", "confusion-before"), run.predictions(len(run.steps)), strict=True):
-        wrong = misclassified(made, run.seen)
-        order = np.argsort(-wrong, axis=1, kind="stable")[:, :MOST_CONFUSED]
-        listed[name] = [
-            [[int(j), int(row[j])] for j in others if row[j]] for row, others in zip(wrong, order, strict=True)
-        ]
+    made = zip(("confusion", "confusion-before"), run.predictions(len(run.steps)), strict=True)
+    listed = {name: confusion_list(confusion(predictions, run.seen)) for name, predictions in made}
     return {"names": run.names, "steps": run.step_of.tolist(), "predicted_as": listed}
 
 

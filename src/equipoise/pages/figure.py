@@ -1,4 +1,4 @@
-"""A figure of a report, and what all figures share. Text has the page's colour, in light and dark mode alike."""
+"""A figure of a page, and what all figures share. Text has the page's colour, in light and dark mode alike."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from equipoise.study.report.analysis import ERRORS
-
 Rows = list[dict[str, Any]]
-ERROR_COLOURS = ["#e9c46a", "#e76f51", "#5b8db8"]
 HEIGHT = 280
 
 
@@ -34,13 +31,6 @@ class Figure:
 
 def chart_of(rows: Rows) -> alt.Chart:
     return alt.Chart(alt.InlineData(rows)).properties(width="container", height=HEIGHT)
-
-
-def error_bars(rows: Rows) -> alt.Chart:
-    """Return stacked bars of the rows that ``error_rows`` makes, without axes."""
-    kinds = alt.Color("kind:N", title=None, sort=list(ERRORS.values()), scale=alt.Scale(range=ERROR_COLOURS))
-    bars: alt.Chart = chart_of(rows).mark_bar().encode(color=kinds, order=alt.Order("order:Q"))
-    return bars
 
 
 def tooltips(*fields: str | alt.Tooltip) -> list[alt.Tooltip]:

@@ -12,9 +12,8 @@ from typing import Any
 
 from equipoise.core.directory import Directory
 from equipoise.core.extras import require
-from equipoise.errors import unknown_name
-from equipoise.study.report.figure import Figure
-from equipoise.study.run_dir import make_dirs
+from equipoise.errors import RunError, UsageError, unknown_name
+from equipoise.pages.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
 FONT = "DejaVu Sans"
@@ -35,7 +34,10 @@ def export_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[st
     """Write every figure in every format; return the files."""
     converter = require("vl_convert", "report", "--figures")
     directory = Directory(folder)
-    make_dirs(directory, "", option="--figures")
+    try:
+        directory.make_dir()
+    except RunError as error:
+        raise UsageError(f"{error}; choose another --figures") from error
     font = base64.b64encode((_vendor() / "DejaVuSans.ttf").read_bytes()).decode()
     written = []
     for figure in figures:

@@ -23,11 +23,11 @@ function listErrors(matrix, label) {
   const panel = document.getElementById("predicted-as");
   const title = document.createElement("b");
   const when = matrix === "confusion-before" ? ", before the correction" : "";
-  const name = `${names[label]} (learned in step ${steps[label]})`;
+  const name = names[label] + (steps[label] ? ` (learned in step ${steps[label]})` : "");
   const list = document.createElement("ol");
   for (const [predicted, images] of lists[matrix][label]) {
     const line = document.createElement("li");
-    line.textContent = `${names[predicted]}: ${images} image${images === 1 ? "" : "s"} (step ${steps[predicted]})`;
+    line.textContent = `${names[predicted]}: ${images} image${images === 1 ? "" : "s"}` + (steps[predicted] ? ` (step ${steps[predicted]})` : "");
     list.append(line);
   }
   title.textContent = name + (list.children.length ? " is also predicted as" : " is never misclassified") + when;
