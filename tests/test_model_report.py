@@ -231,7 +231,9 @@ def test_forgotten_classes_are_not_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_thousand_classes(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
-    classes = {f"class {c}": draws.standard_normal((3, WIDTH)).astype(np.float32) for c in range(1000)}
+    rows = draws.standard_normal((1000, 1, WIDTH)) + 0.1 * draws.standard_normal((1000, 4, WIDTH))
+    rows[:60, 0], rows[500:560, 0] = rows[500:560, 0].copy(), rows[:60, 0].copy()  # in each other's class
+    classes = {f"class {c}": mine.astype(np.float32) for c, mine in enumerate(rows)}
     learn(tmp_path / "model", classes)
     made = report_model(ModelDir(tmp_path / "model"))
     page = Reader(made.page.read_text(encoding="utf-8"))
