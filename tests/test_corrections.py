@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import equipoise as eq
 from equipoise import IncrementalClassifier
+from equipoise.app.card import describe_step
 from equipoise.app.corrections import merge, move, rename
 from equipoise.app.forget import forget
 from equipoise.app.model_dir import ModelDir
@@ -115,6 +116,7 @@ def test_move_may_create_a_class(three: Path) -> None:
         (lambda place: rename(place, "x", "y"), "unknown class 'x'"),
         (lambda place: rename(place, "a", " \n"), "is no name for a class"),
         (lambda place: rename(place, "a", "two\nlines"), "is no name for a class"),
+        (lambda place: rename(place, "a", "unknown-3"), "choose another name"),
         (lambda place: merge(place, "a", ["a"]), "at least one other class"),
         (lambda place: move(place, ["00000000"], "a"), "no image begins with '00000000'"),
         (lambda place: move(place, kept(place.path)["a"], "b"), "class 'a' would have no images left"),
@@ -143,6 +145,19 @@ def test_forgetting_a_class_removes_its_former_names(three: Path) -> None:
             assert b"secret" not in file.read_bytes()
 
 
+def test_forgetting_a_class_removes_the_names_of_merged_ones(three: Path) -> None:
+    rename(ModelDir(three), "c", "hidden")
+    merge(ModelDir(three), "a", ["hidden"])
+    rename(ModelDir(three), "a", "both")
+    shown = [describe_step(step) for step in ModelDir(three).steps()[2:]]
+    assert shown == ["renamed c to hidden", "merged hidden into a", "renamed a to both"]
+    forget(ModelDir(three), ["both"])
+    for file in three.rglob("*"):
+        if file.is_file():
+            assert b"hidden" not in file.read_bytes()
+            assert b"both" not in file.read_bytes()
+
+
 def test_the_commands_say_what_they_did(cli: Cli, three: Path) -> None:
     assert cli("rename", three, "a", "apple").out == "renamed a to apple\n"
     assert cli("merge", three, "b", "c").out.startswith("merged c into b\naccuracy ")
@@ -153,7 +168,7 @@ def test_the_commands_say_what_they_did(cli: Cli, three: Path) -> None:
     assert (result["kind"], result["changed"]) == ("rename", ["b", "berry"])
     shown = cli("history", three).out
     assert "renamed a to apple" in shown
-    assert "merged c into berry" in shown
+    assert "merged c into b" in shown
     assert cli("undo", three).out.startswith("undid step 6 (renamed b to berry)")
 
 
@@ -287,6 +302,8 @@ class Corrections(RuleBasedStateMachine):
 
     @invariant()
     def predicts_as_if_learned_at_once(self) -> None:
+        if sum(map(len, self.now.values())) == 1:
+            return  # a classifier does not start with a single row
         fresh = self.folder / "fresh"
         shutil.rmtree(fresh, ignore_errors=True)
         learn(fresh, {name: np.concatenate([row(number) for number in mine]) for name, mine in self.now.items()})
@@ -304,5 +321,5 @@ def identity(number: int) -> str:
 
 TestCorrections = Corrections.TestCase
 TestCorrections.settings = settings(
-    max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=12, stateful_step_count=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )

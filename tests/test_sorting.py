@@ -96,8 +96,46 @@ def test_files_that_cannot_be_read_stay(cli: Cli, model: Path, heap: Path, tmp_p
     (heap / "bad.jpg").write_bytes(b"no")
     ran = cli("sort", model, heap, tmp_path / "out", "--how", "move")
     assert ran.code == 2
-    assert "cannot read 1 of 17 images; they stay where they are" in ran.err
+    assert "1 of 17 photos could not be sorted; they stay where they are" in ran.err
     assert files(heap) == {"bad.jpg": b"no"}
+
+
+def test_models_and_linked_folders_are_left_alone(cli: Cli, model: Path, heap: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, heap / "model")
+    Image.new("RGB", (64, 64)).save(heap / "model" / "stored.png")
+    elsewhere = photo_folder(tmp_path / "elsewhere", ["a"], count=2)
+    (heap / "linked").symlink_to(elsewhere, target_is_directory=True)
+    cli("sort", model, heap, tmp_path / "out", "--how", "move")
+    assert (heap / "model" / "stored.png").exists()
+    assert len(files(elsewhere)) == 2
+    assert "choose another place" in cli("sort", model, heap, model / "memory" / "sorted").err
+
+
+def test_long_names_and_links_are_moved(model: Path, tmp_path: Path) -> None:
+    heap = tmp_path / "heap"
+    photo_folder(heap, ["a"], count=3)
+    long = "x" * 251 + ".png"
+    (heap / "a" / "0.png").rename(heap / long)
+    (heap / "a" / "1.png").rename(heap / "a" / long)
+    (heap / "linked.png").symlink_to(heap / "a" / "2.png")
+    photos = sort_photos(ModelDir(model).load(images=True), heap, tmp_path / "out", "move", accept=1.0)
+    assert [photo.error for photo in photos] == [None] * 4
+    assert len({photo.to for photo in photos}) == 4
+    assert files(heap) == {}
+
+
+def test_classes_whose_names_are_no_folders_are_learned_again_as_themselves(
+    cli: Cli, model: Path, heap: Path, tmp_path: Path
+) -> None:
+    own = shutil.copytree(model, tmp_path / "own")
+    cli("rename", own, "a", "a/b")
+    cli("sort", own, heap / "inner", tmp_path / "out", "--accept", "1")
+    assert cli("learn", own, tmp_path / "out", "--extend").code == 2, "all photos are known"
+    photo_folder(tmp_path / "more", ["b"], count=14)
+    shutil.rmtree(tmp_path / "out")
+    cli("sort", own, tmp_path / "more", tmp_path / "out", "--accept", "1")
+    assert cli("learn", own, tmp_path / "out", "--extend").code == 0
+    assert sorted(map(str, ModelDir(own).config().classes)) == ["a/b", "b"]
 
 
 def test_the_loop_closes(cli: Cli, model: Path, heap: Path, tmp_path: Path) -> None:

@@ -163,7 +163,8 @@ def result_lines(result: StepResult) -> list[str]:
         lines.append(f"  advice: {escape(result.advice)}")
     if result.warning:
         lines.append(f"[yellow]warning[/]: {escape(result.warning)}")
-        lines.append("  try more exemplars (--memory) or another --method; `equipoise undo` reverts the step")
+        remedy = "more images of the others" if result.evaluated == "leave-one-out" else "more exemplars (--memory)"
+        lines.append(f"  try {remedy} or another --method; `equipoise undo` reverts the step")
     return lines
 
 

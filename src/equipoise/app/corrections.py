@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.app.learn import LearnListener, as_label, learn_plan
 from equipoise.app.model import Model, no_images
 from equipoise.app.model_dir import ModelDir
-from equipoise.app.photo_folder import decode_file, printable
+from equipoise.app.photo_folder import UNNAMED, decode_file, printable
 from equipoise.app.step_plan import check_extend, prepare
 from equipoise.app.stored_features import ids_of
 from equipoise.data.images import Images, join
@@ -64,6 +64,8 @@ def _checked(name: str) -> str:
     name = printable(name).strip()
     if not name or not name.isprintable():
         raise UsageError(f"{name!r} is no name for a class: use letters, digits or other characters that can be seen")
+    if UNNAMED.fullmatch(name):
+        raise UsageError(f"'{name}' is what `equipoise sort` calls a group of unknown photos: choose another name")
     return name
 
 
@@ -77,7 +79,6 @@ def renamed(step: StepResult, old: Label, new: Label) -> StepResult:
         step,
         classes=names(step.classes),
         extended=names(step.extended),
-        changed=names(step.changed),
         per_class=[replace(entry, name=new) if entry.name == old else entry for entry in step.per_class],
     )
 
@@ -121,7 +122,7 @@ def move(
         model = place.load(images=True)
         known = {str(label) for label in model.classes}
         label = as_label(_checked(target), model) if create and target not in known else model.find(target)
-        check_extend(model, model.classes)
+        check_extend(model, [label] if label in model.classes else model.classes[:1])
         new, held = take_out(model, find_images(model, images), label)
         if not len(new):
             if len(held):
@@ -185,7 +186,8 @@ def _learn(
     """Learn a class again with images that were in other classes; ``held`` are those that were held out."""
     (target,) = new
     count = len(new[target]) + len(held)
-    plan = prepare(model, new, 0.0, True, {})
+    train = model.settings.train  # as in the last step
+    plan = prepare(model, new, 0.0, True, {"epochs": train.epochs, "batch_size": train.batch_size})
     index = model.classes.index(target)
     model.holdout = join([model.holdout, replace(held, labels=torch.full((len(held),), index))])
     return learn_plan(place, plan, listener or LearnListener(), kind=kind, changed=changed, images=count)

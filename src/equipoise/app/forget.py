@@ -50,14 +50,15 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         model.drop(gone)
         model.refit()
         calibrated = calibrate(model, model.memory.images())
-        model.steps = [without_classes(step, gone) for step in model.steps]
+        erased = [*gone, *former_names(model.steps, gone, model.classes)]
+        model.steps = [without_classes(step, erased) for step in model.steps]
         result = replace(_evaluate(model, len(gone)), ece=calibrated)
         model.steps.append(result)
         place.abandon_step()
         place.commit(model, fresh=True)
         images = place.images_of(place.config())
         shared = {name for kind in KINDS for mine in images.of(kind) for name in mine}  # also in another class
-        scanned = verify(place, gone, {name: data for name, data in contents.items() if name not in shared})
+        scanned = verify(place, erased, {name: data for name, data in contents.items() if name not in shared})
     return Forgotten(gone, count, scanned, result, remaining(model))
 
 
@@ -71,6 +72,17 @@ def remaining(model: Model) -> Literal["nothing", "statistics", "head", "backbon
     if isinstance(model.method, ClosedForm):
         return "statistics"
     return "head" if trains else "nothing"
+
+
+def former_names(steps: Sequence[StepResult], gone: Sequence[Label], current: Sequence[Label]) -> list[Label]:
+    """Return names that removed classes had before, and names of classes that were merged into them."""
+    found = set(gone)
+    for step in reversed(steps):
+        if step.kind == "rename" and step.changed[-1:] and step.changed[-1] in found:
+            found.add(step.changed[0])
+        elif step.kind == "merge" and step.changed[:1] and step.changed[0] in found:
+            found.update(step.changed)
+    return sorted(found - set(gone) - set(current), key=str)
 
 
 def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:

@@ -13,6 +13,7 @@ from equipoise.app.model_dir import PENDING, ModelDir
 from equipoise.app.photo_folder import Decoded, FolderScan, read_images, scan_folder
 from equipoise.app.step_plan import StepPlan, already_known, check_extend, prepare
 from equipoise.app.stored_features import ids_of
+from equipoise.app.stored_images import folder_name
 from equipoise.core.config import build, parse_value, with_settings
 from equipoise.core.files import digest
 from equipoise.data.augment import Augment
@@ -170,7 +171,7 @@ def plan_model(model: Model, found: FolderScan, wanted: LearnOptions, listener: 
 
 def as_label(name: str, model: Model) -> Label:
     """Return the label for a folder's name: a model created in Python may have numbers or booleans."""
-    known = {str(label): label for label in model.classes}
+    known = {folder_name(label): label for label in model.classes} | {str(label): label for label in model.classes}
     if name in known or not model.classes or isinstance(model.classes[0], str):
         return known.get(name, name)
     label: Label = parse_value(name)

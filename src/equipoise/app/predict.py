@@ -62,13 +62,23 @@ def expand_paths(arguments: Iterable[str]) -> Iterator[Source]:
             yield printable(argument), argument
 
 
-def images_below(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield all images below a folder: a name to show, and a path. Links to folders are followed."""
+def images_below(folder: str, links: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield all images below a folder: a name to show, and a path.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    links
+        Follow links to folders, and look into directories of models and runs.
+    """
     found, seen = False, {os.path.realpath(folder)}
     failed: list[OSError] = []
-    for where, inner, names in os.walk(folder, followlinks=True, onerror=failed.append):  # a link may lead back up
+    for where, inner, names in os.walk(folder, followlinks=links, onerror=failed.append):  # a link may lead back up
         real = {name: os.path.realpath(f"{where}/{name}") for name in inner}
         inner[:] = sorted(name for name in inner if not name.startswith(".") and real[name] not in seen)
+        if not links:
+            inner[:] = [name for name in inner if not is_ours(f"{where}/{name}")]
         seen.update(real[name] for name in inner)
         for name in sorted(names):
             if is_image_name(name) and not name.startswith("."):
@@ -79,6 +89,13 @@ def images_below(folder: str) -> Iterator[tuple[str, str]]:
         yield printable(error.filename), error.filename
     if not found and not failed:
         raise UsageError(f"no images found in {folder} (looked for {', '.join(ENDINGS)})")
+
+
+def is_ours(folder: str) -> bool:
+    """Return whether a folder is the directory of a model or run, whose images are not anybody's photos."""
+    return os.path.lexists(f"{folder}/config.json") and any(
+        os.path.lexists(f"{folder}/{name}") for name in ("versions", "metrics.jsonl", "model.safetensors")
+    )
 
 
 def _standard_input(stream: BinaryIO) -> Iterator[Source]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,11 +20,12 @@ from equipoise.app.calibration import features_of
 from equipoise.app.contact_sheet import write_sheet
 from equipoise.app.model import ACCEPT, Model
 from equipoise.app.photo_folder import printable
-from equipoise.app.predict import BATCH, decode_source, images_below
+from equipoise.app.predict import BATCH, decode_source, images_below, is_ours
 from equipoise.app.stored_images import folder_name, thumbnail
+from equipoise.core.signals import defer_signals
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
-from equipoise.errors import DataError, UsageError, describe_os_error
+from equipoise.errors import DataError, UsageError
 from equipoise.learn.clusters import cluster
 
 How = Literal["copy", "link", "move"]
@@ -88,7 +91,7 @@ def sort_photos(
     """
     model.check_takes_photos()
     _check_out(folder, out)
-    sources = list(images_below(str(folder)))
+    sources = list(images_below(str(folder), links=False))
     photos, features = [], []
     for photo, row in progress(_predict(model, sources, accept), len(sources)):
         photos.append(photo)
@@ -98,7 +101,8 @@ def sort_photos(
         out.mkdir(parents=True, exist_ok=True)
         for photo in photos:
             if photo.folder is not None:
-                _place(photo, out, how)
+                with defer_signals():
+                    _place(photo, out, how)
         write_sheet(out, photos)
     return photos
 
@@ -110,6 +114,8 @@ def _check_out(folder: Path, out: Path) -> None:
         raise UsageError(f"{out} exists already: choose a new or empty directory")
     if f"{out.resolve()}/".startswith(f"{folder.resolve()}/"):
         raise UsageError(f"{out} is inside {folder}: choose a place outside of it")
+    if any(is_ours(str(parent)) for parent in (folder.resolve(), out.resolve(), *out.resolve().parents)):
+        raise UsageError("photos are not sorted from or into the directory of a model or run: choose another place")
 
 
 def _predict(
@@ -165,40 +171,51 @@ def _name_folders(model: Model, photos: list[SortedPhoto], features: list[Tensor
 
 
 def _place(photo: SortedPhoto, out: Path, how: How) -> None:
-    """Copy, link or move a photo into its folder, under a name that is not taken."""
-    folder = out / str(photo.folder)
-    name = Path(printable(photo.source)).name
+    """Copy, link or move a photo into its folder, under a name that is not taken; a failure is noted."""
+    folder, source, target = out / str(photo.folder), Path(photo.source), None
     try:
         folder.mkdir(exist_ok=True)
-        target = _reserve(folder, name)
-        try:
-            if how == "link":
-                target.unlink()
-                target.symlink_to(Path(photo.source).absolute())
-            else:
-                (shutil.move if how == "move" else shutil.copy2)(photo.source, target)
-        except BaseException:
-            if Path(photo.source).exists():  # leave no part of a copy
-                target.unlink(missing_ok=True)
-            raise
+        target = _reserve(folder, source.name)
+        if how == "link":
+            target.unlink()
+            target.symlink_to(source.absolute())
+        elif how == "copy" or not _renamed(source, target):
+            shutil.copy2(source, target)
+            if how == "move":
+                source.unlink()
+        photo.to = printable(str(target))
     except OSError as error:
-        raise DataError(
-            f"cannot {how} {photo.path} ({describe_os_error(error)}): check permissions and space"
-        ) from error
-    photo.to = printable(str(target))
+        if target is not None and os.path.lexists(source):  # leave no part of a copy
+            target.unlink(missing_ok=True)
+        photo.folder, photo.error = None, f"cannot {how} it ({error.strerror})"
+
+
+def _renamed(source: Path, target: Path) -> bool:
+    """Rename a file, which is possible on one file system; False if its content has to be copied."""
+    if source.is_symlink():
+        return False
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    return True
 
 
 def _reserve(folder: Path, name: str) -> Path:
     """Create an empty file of this name, or of this name with a number."""
-    stem, suffix = Path(name).stem, Path(name).suffix
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122 - the name may hold any bytes
     for number in range(1, 1_000_000):
-        target = folder / (name if number == 1 else f"{stem}-{number}{suffix}")
+        more = suffix if number == 1 else f"-{number}{suffix}"
+        short = os.fsdecode(os.fsencode(stem)[: 255 - len(os.fsencode(more))])
+        target = folder / (short + more)
         try:
             target.open("x").close()
         except FileExistsError:
             continue
         return target
-    raise DataError(f"{folder} has too many files called {name}")
+    raise DataError(f"{folder} has too many files called {printable(name)}")
 
 
 def sort_summary(photos: list[SortedPhoto]) -> dict[str, int]:

@@ -66,6 +66,8 @@ def find_suspects(place: ModelDir, folder: Path | None = None) -> list[Suspect]:
     model = place.load(images=True)
     kept = model.memory.images()
     if not model.keeps_all or kept is None:
+        if model.method.rehearsal == "kept":
+            raise UsageError("this model keeps statistics only: create one with --keep features to find suspects")
         raise UsageError(
             f"suspects are found by leave-one-out among all images, but this model ({model.settings.method}) keeps "
             "only some or none: create a model with the default method"

@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         hint = RESUMABLE.get(_command(tokens).strip())
         again = f"; {hint}:\n  equipoise {shlex.join(tokens)}" if hint else ""
+        if _command(tokens).strip() == "sort":
+            again = "; photos that were not sorted yet are where they were: sort them into another directory"
         print(f"\nstopped{again}", file=sys.stderr)
         sys.exit(130)
     sys.exit(0)

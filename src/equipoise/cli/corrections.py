@@ -59,7 +59,7 @@ def sort(
     else:
         print_sorted(make_console(), photos, model, out, dry_run)
     if failed := sum(photo.error is not None for photo in photos):
-        raise DataError(f"cannot read {failed} of {len(photos)} images; they stay where they are")
+        raise DataError(f"{failed} of {len(photos)} photos could not be sorted; they stay where they are")
 
 
 @command(MODELS)
