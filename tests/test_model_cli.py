@@ -214,7 +214,7 @@ def test_undo_prints_the_step_as_json(cli: Cli, model_path: Path) -> None:
         (("export", "nowhere", "x.onnx"), "does not exist"),
         (("undo", "nowhere"), "does not exist"),
         (("forget", "nowhere", "A"), "does not exist"),
-        (("predict", "nowhere"), "predict"),
+        (("predict", "nowhere"), "name at least one image"),
     ],
 )
 def test_an_error_is_one_sentence_and_exit_code_2(

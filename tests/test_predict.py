@@ -83,6 +83,12 @@ def test_predict_continues_after_a_bad_file_and_reports_it(
     assert "no images found in" in cli("predict", two_steps, tmp_path / "empty").err
 
 
+def test_options_may_come_first(cli: Cli, two_steps: Path, tests: Path) -> None:
+    files = [tests / "A" / "000.png", tests / "B" / "001.png"]
+    assert cli("predict", two_steps, "--top", 2, *files).out == cli("predict", two_steps, *files, "--top", 2).out
+    assert "name at least one image" in cli("predict", two_steps).err
+
+
 def test_predict_reports_folders_that_cannot_be_read(
     cli: Cli, two_steps: Path, tests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

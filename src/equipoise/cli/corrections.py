@@ -5,11 +5,10 @@ from __future__ import annotations
 import json as json_module
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from equipoise.cli.app import MODELS, Flag, command
 from equipoise.cli.models import ModelPath, model_dir
-from equipoise.cli.options import Repeated
 from equipoise.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def rename(model: ModelPath, old: str, new: str, /, *, json: Flag = False) -> No
 
 
 @command(MODELS)
-def merge(model: ModelPath, into: str, others: Annotated[list[str], Repeated], /, *, json: Flag = False) -> None:
+def merge(model: ModelPath, into: str, /, *others: str, json: Flag = False) -> None:
     """Merge classes into the first one: their images become images of it.
 
     Parameters
@@ -104,9 +103,8 @@ def merge(model: ModelPath, into: str, others: Annotated[list[str], Repeated], /
 @command(MODELS)
 def move(
     model: ModelPath,
-    images: Annotated[list[str], Repeated],
     /,
-    *,
+    *images: str,
     create: Flag = False,
     json: Flag = False,
 ) -> None:
@@ -124,9 +122,9 @@ def move(
     from equipoise.app.console import CorrectionConsole, make_console
     from equipoise.app.corrections import move as change
 
-    *files, target = images
-    if not files:
+    if len(images) < 2:
         raise UsageError("name at least one image, and then the class that it belongs to")
+    *files, target = images
     with closing(CorrectionConsole(json, make_console())) as listener:
         result = change(model_dir(model), files, target, create, listener)
     _print(result, json)

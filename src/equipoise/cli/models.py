@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from equipoise.cli.app import MODELS, Flag, command
-from equipoise.cli.options import Repeated, SetOption
+from equipoise.cli.options import SetOption
 from equipoise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -124,6 +125,12 @@ def model_dir(model: Path) -> ModelDir:
     return ModelDir(model, on_commit=ignore_interrupts)
 
 
+def require_some(arguments: Sequence[str], what: str) -> None:
+    """Raise an error if nothing is named. (After an option, cyclopts loses the end of lists that must not be empty.)"""
+    if not arguments:
+        raise UsageError(f"name at least one {what}")
+
+
 def _auto(text: str, option: str) -> int | None:
     if text == "auto":
         return None
@@ -135,9 +142,8 @@ def _auto(text: str, option: str) -> int | None:
 @command(MODELS)
 def predict(
     model: ModelPath,
-    images: Annotated[list[str], Parameter(allow_leading_hyphen=True, negative=())],
     /,
-    *,
+    *images: Annotated[str, Parameter(allow_leading_hyphen=True)],
     top: int = 1,
     accept: float = 0.95,
     json: Flag = False,
@@ -164,6 +170,7 @@ def predict(
     from equipoise.app import predict as prediction
     from equipoise.app.console import print_predictions
 
+    require_some(images, "image")
     if json and csv:
         raise UsageError("--json and --csv exclude each other: choose one")
     loaded = _load(model, device, threads)
@@ -273,7 +280,7 @@ REMAINS = {
 
 
 @command(MODELS)
-def forget(model: ModelPath, classes: Annotated[list[str], Repeated], /, *, json: Flag = False) -> None:
+def forget(model: ModelPath, /, *classes: str, json: Flag = False) -> None:
     """Remove classes for good: exemplars, held-out images, head weights, names, and all earlier versions.
 
     Parameters
@@ -286,6 +293,7 @@ def forget(model: ModelPath, classes: Annotated[list[str], Repeated], /, *, json
     from equipoise.app.card import counted
     from equipoise.app.forget import forget as remove
 
+    require_some(classes, "class")
     gone = remove(model_dir(model), classes)
     if json:
         print(json_module.dumps(asdict(gone), ensure_ascii=False))
