@@ -59,3 +59,18 @@ class Reader(HTMLParser):
             self._card.append(data.strip())
         if self._open:
             self.tables[self._table][-1][-1] += data.strip()
+
+
+def check_charts(page: Page, width: int, charts: int) -> None:
+    """Check in a browser that every chart of a page is drawn, described, and not larger than the screen."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = page.query_selector_all(".chart")
+    assert len(found) == charts
+    for chart in found:
+        name = chart.get_attribute("data-chart")
+        marks = chart.query_selector_all("svg .mark-symbol.role-mark path, svg .mark-rect path, svg .mark-line path")
+        assert len(marks) > 0, name
+        assert len(chart.get_attribute("aria-label") or "") > 40, name
+        box = chart.query_selector("svg").bounding_box()
+        assert box["width"] <= width, name
+        assert box["height"] < max(600, width), name

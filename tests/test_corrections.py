@@ -145,6 +145,32 @@ def test_forgetting_a_class_removes_its_former_names(three: Path) -> None:
             assert b"secret" not in file.read_bytes()
 
 
+def test_advice_does_not_keep_a_name(tmp_path: Path) -> None:
+    """Advice names classes, so it goes with the step, the name or the class that it was about."""
+    draws = np.random.default_rng(0)
+    middle = draws.normal(size=(2, WIDTH))
+    near = middle[1] + 0.25 * draws.normal(size=WIDTH)
+
+    def around(centre: np.ndarray, count: int) -> np.ndarray:
+        return (centre + draws.normal(size=(count, WIDTH))).astype(np.float32)
+
+    classes = {"apple": around(middle[0], 40), "bowl": around(middle[1], 40), "secret": around(near, 6)}
+    for change in (rename, forget, learn):
+        path = tmp_path / change.__name__
+        learn(path, classes)
+        assert "secret: 6 images" in str(ModelDir(path).steps()[0].advice)
+        if change is rename:
+            rename(ModelDir(path), "secret", "public")
+            forget(ModelDir(path), ["public"])
+        elif change is forget:
+            forget(ModelDir(path), ["secret"])
+        else:
+            learn(path, {"more": rows(3)})
+            assert ModelDir(path).steps()[0].advice is None
+            continue
+        assert not any(b"secret" in file.read_bytes() for file in path.rglob("*") if file.is_file())
+
+
 def test_forgetting_a_class_removes_the_names_of_merged_ones(three: Path) -> None:
     rename(ModelDir(three), "c", "hidden")
     merge(ModelDir(three), "a", ["hidden"])

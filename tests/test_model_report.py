@@ -30,7 +30,7 @@ from equipoise.app.stored_features import ids_of
 from equipoise.app.suspects import Suspect, find_suspects
 from equipoise.errors import UsageError
 from tests.conftest import Ran
-from tests.pages import Open, Reader
+from tests.pages import Open, Reader, check_charts
 
 Cli = Callable[..., Ran]
 WIDTH = 32
@@ -363,16 +363,7 @@ def test_a_missing_package_is_named(package: str, ridge: Path, monkeypatch: pyte
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_every_chart_is_drawn_and_fits(ridge: Path, open_page: Open, width: int, scheme: str) -> None:
     page = open_page(report_model(ModelDir(ridge)).page, width, scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    charts = page.query_selector_all(".chart")
-    assert len(charts) == 5
-    for chart in charts:
-        name = chart.get_attribute("data-chart")
-        marks = chart.query_selector_all("svg .mark-symbol.role-mark path, svg .mark-rect path, svg .mark-line path")
-        assert len(marks) > 0, name
-        box = chart.query_selector("svg").bounding_box()
-        assert box["width"] <= width, name
-        assert box["height"] < 600, name
+    check_charts(page, width, charts=5)
     assert len(page.screenshot(full_page=True)) > 20_000
 
 

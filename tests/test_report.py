@@ -31,7 +31,7 @@ from equipoise.study.report.groups import group_runs, read_comparison
 from equipoise.study.report.paper import paper_result
 from equipoise.study.report.run_charts import run_figures
 from equipoise.study.report.runs import RunRecord, read_run
-from tests.pages import Open, Reader
+from tests.pages import Open, Reader, check_charts
 
 NASTY = [
     "<script>document.title='pwned'</script>" + "x" * 180,
@@ -595,15 +595,7 @@ def test_figures_for_a_paper(run_directory: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_every_chart_is_drawn_and_fits(run_directory: Path, open_page: Open, width: int, scheme: str) -> None:
     page = open_page(run_directory, width, scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    charts = page.query_selector_all(".chart")
-    assert len(charts) == 9
-    for chart in charts:
-        name = chart.get_attribute("data-chart")
-        marks = chart.query_selector_all("svg .mark-symbol.role-mark path, svg .mark-rect path, svg .mark-line path")
-        assert len(marks) > 0, name
-        assert len(chart.get_attribute("aria-label") or "") > 40, name
-        assert chart.query_selector("svg").bounding_box()["width"] <= width, name
+    check_charts(page, width, charts=9)
 
 
 def test_hover_names_the_classes_and_a_click_lists_confusions(run_directory: Path, open_page: Open) -> None:

@@ -40,7 +40,7 @@ def rows(classes: int, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.T
 
 def test_cosines_leave_each_row_out_of_its_own_mean() -> None:
     x, y = rows(3, 4)
-    means, counts = mean_features(x, y, 3)
+    means, counts = mean_features(x, y, 3, torch.arange(len(x)))
     found = cosines_without_self(x, y, means, counts).numpy()
     for i in range(len(x)):
         for c in range(3):
@@ -52,7 +52,7 @@ def test_cosines_leave_each_row_out_of_its_own_mean() -> None:
 
 def test_the_only_image_of_a_class_is_not_compared_with_itself() -> None:
     x, y = rows(2, 1)
-    means, counts = mean_features(x, y, 2)
+    means, counts = mean_features(x, y, 2, torch.arange(len(x)))
     cosines = cosines_without_self(x, y, means, counts)
     assert cosines.diagonal().tolist() == [-1.0, -1.0]
 
@@ -76,7 +76,7 @@ def test_the_expectation_is_the_posterior_mean_of_a_regression() -> None:
 
 def test_the_threshold_is_a_quantile_of_known_images() -> None:
     x, y = rows(4, 30)
-    means, counts = mean_features(x, y, 4)
+    means, counts = mean_features(x, y, 4, torch.arange(len(x)))
     logits = class_cosines(x, means) * 10
     known = Familiarity.fit(logits, cosines_without_self(x, y, means, counts), means, counts)
     assert known.quantiles.shape == (POINTS,)

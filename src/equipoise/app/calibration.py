@@ -102,8 +102,7 @@ def held_out(model: Model) -> Evidence | None:
 def class_means(model: Model, images: Images) -> tuple[Tensor, Tensor]:
     """Return the mean features of each class and the number of its images, whatever the order of images is."""
     features = features_of(model, images)
-    order = canonical_order(features)
-    return mean_features(features[order], images.labels[order], len(model.classes))
+    return mean_features(features, images.labels, len(model.classes), canonical_order(features))
 
 
 def features_of(model: Model, images: Images) -> Tensor:

@@ -79,6 +79,7 @@ def renamed(step: StepResult, old: Label, new: Label) -> StepResult:
         step,
         classes=names(step.classes),
         extended=names(step.extended),
+        advice=None,  # it may name the class
         per_class=[replace(entry, name=new) if entry.name == old else entry for entry in step.per_class],
     )
 

@@ -91,6 +91,7 @@ def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
         step,
         classes=[label for label in step.classes if label not in gone],
         extended=[label for label in step.extended if label not in gone],
+        advice=None,  # it may name them
         changed=[] if set(step.changed) & set(gone) else step.changed,
         per_class=[entry for entry in step.per_class if entry.name not in gone],
     )

@@ -104,9 +104,12 @@ class StepPlan:
 
 
 def shortened(step: StepResult) -> StepResult:
-    """Return the result of an earlier step with its own classes only: a thousand steps would list a million classes."""
+    """Return the result of an earlier step with its own classes only: a thousand steps would list a million classes.
+
+    Its advice is out of date, and names classes that may be renamed or forgotten.
+    """
     own = {*step.classes, *step.extended}
-    return replace(step, per_step=[], per_class=[entry for entry in step.per_class if entry.name in own])
+    return replace(step, per_step=[], per_class=[entry for entry in step.per_class if entry.name in own], advice=None)
 
 
 def prepare(model: Model, new: NewImages, holdout: float | None, extend: bool, train: Mapping[str, Any]) -> StepPlan:

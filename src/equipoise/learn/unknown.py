@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise.learn.bursts import CHUNK
+
 ENOUGH = 1.0
 """A statistic that is higher than this says no more: a logit may be high for an image that looks like nothing known."""
 POINTS = 1001
@@ -124,10 +126,12 @@ def class_cosines(features: Tensor, means: Tensor) -> Tensor:
     return F.normalize(features.double(), dim=1) @ F.normalize(means.double(), dim=1).T
 
 
-def mean_features(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return the mean features and the number of images of each class."""
+def mean_features(features: Tensor, labels: Tensor, classes: int, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean features and the number of images of each class; rows are added in the given order."""
     counts = torch.bincount(labels, minlength=classes).double()
-    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64).index_add_(0, labels, features.double())
+    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64)
+    for part in order.split(CHUNK):  # a million rows in 64 bits would take 10 GB
+        sums.index_add_(0, labels[part], features[part].double())
     return sums / counts.clamp(min=1)[:, None], counts
 
 
