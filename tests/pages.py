@@ -70,7 +70,7 @@ def check_charts(page: Page, width: int, charts: int) -> None:
         name = chart.get_attribute("data-chart")
         marks = chart.query_selector_all("svg .mark-symbol.role-mark path, svg .mark-rect path, svg .mark-line path")
         assert len(marks) > 0, name
-        assert len(chart.get_attribute("aria-label") or "") > 40, name
+        assert len(chart.get_attribute("aria-label") or "") > 30, name
         box = chart.query_selector("svg").bounding_box()
         assert box["width"] <= width, name
         assert box["height"] < max(600, width), name
