@@ -21,8 +21,9 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from equipoise.core import open_dir
+from equipoise.core import json_files, open_dir
 from equipoise.core.directory import LOCK, MAX_FILE_BYTES, TEMPORARY, Directory
+from equipoise.core.json_files import MAX_JSON_BYTES
 from equipoise.core.open_dir import MAX_DEPTH, Entry, OpenDir, open_root, printable, split_name
 from equipoise.errors import RunError, UsageError
 
@@ -397,7 +398,7 @@ def test_a_name_that_is_not_utf8(root: Path, place: Directory) -> None:
     name = os.fsdecode(b"caf\xe9")
     place.make_dir(f"Füchse/{name}")
     place.write_json(f"Füchse/{name}/日本", [name])
-    assert place.read_json(f"Füchse/{name}/日本") == [name]
+    assert place.read_json(f"Füchse/{name}/日本") == ["caf\\udce9"]
     assert [entry.name for entry in place.walk()] == ["Füchse", f"Füchse/{name}", f"Füchse/{name}/日本"]
     with pytest.raises(RunError) as raised:
         place.read_bytes(f"Füchse/{name}/\x1b[2J\nx")
@@ -414,13 +415,30 @@ def test_limits(root: Path, place: Directory) -> None:
         place.write_bytes("a", b"123456", limit=5)
     with pytest.raises(RunError, match=r"b \(No such file or directory\)$"):
         place.sub("", remedy="").read_bytes("b")
-    for read in (place.read_bytes, place.read_text, place.read_json, place.read_json_lines):
-        with pytest.raises(RunError, match="a has 5 bytes, and at most 4 are read: restore it"):
-            read("a", limit=4)
-        os.truncate(root / "a", MAX_FILE_BYTES + 1)
-        with pytest.raises(RunError, match=f"a has {MAX_FILE_BYTES + 1} bytes"):
+    with pytest.raises(RunError, match="a has 5 bytes, and at most 4 are read: restore it"):
+        place.read_bytes("a", limit=4)
+    reads = [(read, MAX_FILE_BYTES) for read in (place.read_bytes, place.read_text)]
+    for read, limit in [*reads, (place.read_json, MAX_JSON_BYTES), (place.read_json_lines, MAX_JSON_BYTES)]:
+        os.truncate(root / "a", limit + 1)
+        with pytest.raises(RunError, match=f"a has {limit + 1} bytes, and at most {limit} are read"):
             read("a")
-        os.truncate(root / "a", 5)
+
+
+def test_json_that_could_not_be_read_again_is_not_written(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "MAX_JSON_VALUES", 10)
+    place.write_json("a", list(range(10)))
+    with pytest.raises(RunError, match=r"cannot write .*a \(it has 11 values, and at most 10 are read\): store less"):
+        place.write_json("a", list(range(11)))
+    assert place.read_json("a") == list(range(10))
+
+
+def test_too_many_lines_of_json(root: Path, place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "MAX_JSON_VALUES", 10)
+    (root / "a").write_text("1\n" * 10)
+    assert place.read_json_lines("a") == [1] * 10
+    (root / "a").write_text("1\n" * 11)
+    with pytest.raises(RunError, match=r"a is not valid JSON \(it has 11 lines"):
+        place.read_json_lines("a")
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -443,7 +461,7 @@ def test_a_file_that_does_not_fit_into_memory(root: Path, place: Directory) -> N
     os.truncate(root / "a", 8 << 30)
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); from pathlib import Path;"
-        f"from equipoise.core.directory import *; Directory(Path({str(root)!r})).read_bytes('a', MAX_TENSOR_BYTES)"
+        f"from equipoise.core.directory import *; Directory(Path({str(root)!r})).read_bytes('a', 16 << 30)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "RunError" in done.stderr
@@ -451,15 +469,19 @@ def test_a_file_that_does_not_fit_into_memory(root: Path, place: Directory) -> N
 
 
 BAD_JSON = {
-    "not UTF-8": b'"\xff"',
-    "not valid JSON (Expecting value": b"",
-    "not valid JSON (Expecting property": b"{",
-    "not valid JSON (NaN is not": b'{"a": NaN}',
-    "not valid JSON (-Infinity is not": b"[-Infinity]",
-    "not valid JSON (1e999 is not": b"[1e999]",
+    "not valid JSON ('utf-8' codec": b'"\xff"',
+    "not valid JSON (Input data was truncated": b"",
+    "not valid JSON (Input data was trunc": b"{",
+    "not valid JSON (JSON is malformed: invalid character (byte 6": b'{"a": NaN}',
+    "not valid JSON (JSON is malformed: invalid character (byte 2": b"[-Infinity]",
+    "not valid JSON (Number out of range": b"[1e999]",
     "not valid JSON (": b"[" * 200_000,  # each version of Python has its own words for this
-    "not valid JSON (Exceeds the limit": b"1" * 5000,
-    "not valid JSON (Extra data": b"1 2",
+    "not valid JSON (Integer value out of range": b"1" * 5000,
+    "not valid JSON (JSON is malformed: trailing characters": b"1 2",
+    "not valid JSON (Input data was tr": b'["\\ud800 "]',
+    "not valid JSON (JSON is malformed: inv": b'{"\\udfff": 1}',
+    "not valid JSON (it has 5000001 values": b"[" + b"{}," * 2_500_000 + b"]",
+    "not valid JSON (it has 5000001 val": b"[" + b"0," * 5_000_000 + b"0]",
 }
 
 

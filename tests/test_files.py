@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,3 +90,20 @@ def test_places_that_cannot_be_written_are_rejected(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=rf"cannot write {path} \({reason}\): choose another"):
             write_bytes(path, b"new")
+
+
+def test_what_a_killed_process_left_behind_is_deleted(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = {
+        f".equipoise-{ended.pid}-{'0' * 16}.tmp": False,
+        f".equipoise-{os.getpid()}-{'0' * 16}.tmp": True,  # of another thread
+        f".equipoise-{ended.pid}-mine.tmp": True,
+        ".other.tmp": True,
+    }
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / f".equipoise-{ended.pid}-{'1' * 16}.tmp").symlink_to(".other.tmp")
+    write_bytes(tmp_path / "file", b"x")
+    assert {name: (tmp_path / name).exists() for name in names} == names
+    assert (tmp_path / "file").read_bytes() == b"x"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from equipoise.app.model_dir import ModelDir
+from equipoise.errors import RunError
 from tests import hostile_runs
 from tests.conftest import Ran
 from tests.folders import glyph_folder
@@ -382,3 +383,70 @@ def test_a_damaged_checkpoint_is_rejected_and_undo_removes_it(
     assert call(cli, "predict", model, originals).code == 0
     assert call(cli, "undo", model, originals).code == 0
     assert not (model / ".step").exists()
+
+
+# ---- what a config.json may not start
+
+
+def settle(model: Path, **net: Any) -> None:
+    """Change the settings of the network in both copies of the config."""
+    for file in (model / "config.json", version_of(model) / "config.json"):
+        facts = json.loads(file.read_text())
+        facts["settings"]["net"] |= net
+        file.unlink()
+        file.write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize("command", LOADING)
+def test_a_path_of_weights_is_never_opened(command: str, model: Path, originals: Path, cli: Cli) -> None:
+    secret = model.with_name("secret.txt")
+    secret.write_text("precious")
+    settle(model, weights=str(secret))
+    assert "net.weights must be the name and hash of a file" in fails(call(cli, command, model, originals))
+    assert "secret.txt (" not in (version_of(model) / "config.json").read_text()
+
+
+@pytest.mark.parametrize("backbone", ["timm:hf-hub:a/b", "timm:hf_hub:a/b", "timm:local-dir:/tmp"])
+def test_a_model_downloads_no_network(backbone: str, model: Path, originals: Path, cli: Cli) -> None:
+    settle(model, backbone=backbone)
+    assert "is not the name of a timm network" in fails(call(cli, "predict", model, originals))
+
+
+# ---- sizes
+
+
+def test_images_of_impossible_sizes_are_rejected(model: Path, originals: Path, cli: Cli) -> None:
+    facts = json.loads((model / "config.json").read_text())
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(json.dumps(facts | {"shape": [3, 2048, 2049]}))
+    assert "its images have more than 12,582,912 values" in fails(call(cli, "predict", model, originals))
+
+
+def list_often(model: Path, times: int) -> None:
+    """List the first exemplar of a class many times more."""
+    file = version_of(model) / "images.json"
+    images = json.loads(file.read_text())
+    images["memory"][0] += [images["memory"][0][0]] * times
+    file.unlink()
+    file.write_text(json.dumps(images))
+
+
+def test_an_image_that_is_listed_often_is_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ModelDir(model).load(images=True).memory.exemplars[0]
+    list_often(model, 5000)
+    often = ModelDir(model).load(images=True).memory.exemplars[0]
+    assert len(often) == len(whole) + 5000
+    assert len(often.store) == len(whole.store)
+    assert often.read()[[0, -1]].equal(whole.read()[[0, 0]])
+    monkeypatch.setattr("equipoise.app.kept_images.MAX_IMAGES", 5000)
+    with pytest.raises(RunError, match="lists more than 5,000 images"):
+        ModelDir(model).load(images=True)
+
+
+def test_a_card_that_is_too_large_is_left_alone(model: Path, originals: Path, cli: Cli) -> None:
+    (model / "README.md").unlink()
+    (model / "README.md").touch()
+    os.truncate(model / "README.md", 1 << 30)
+    assert call(cli, "forget", model, originals).code == 0
+    assert (model / "README.md").stat().st_size == 1 << 30
+    assert len(list((model / "versions").iterdir())) == 1  # of deleted classes nothing is kept

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import inspect
+import re
 import textwrap
+import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from equipoise.core.ranges import shown
 from equipoise.errors import UsageError, unknown_name
 
 T = TypeVar("T")
@@ -39,13 +44,20 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     choices = get_args(inner) if get_origin(inner) is Literal else ()
     if get_origin(inner) is tuple and not isinstance(value, list | tuple | None):
         value = [value]  # a single value on the command line
-    if choices and not isinstance(value, bool) and str(value) in choices:
+    if choices and isinstance(value, int) and not isinstance(value, bool) and shown(value) in choices:
         value = str(value)  # "32" is a number on the command line
     try:
         return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ValueError, RecursionError, OverflowError) as error:
         wanted = f"one of {', '.join(map(str, choices))}" if choices else _describe(hint)
-        raise UsageError(f"{where} must be {wanted}, got {value!r}") from error
+        raise UsageError(f"{where} must be {wanted}, got {shown(value)}{_nearest(value, choices)}") from error
+
+
+def _nearest(value: Any, choices: Sequence[Any]) -> str:
+    """Return a question that suggests the choice most like a mistyped one, or nothing."""
+    names = [choice for choice in choices if isinstance(choice, str)]
+    close = difflib.get_close_matches(value[:100], names, n=1, cutoff=0.4) if isinstance(value, str) else []
+    return f": did you mean '{close[0]}'?" if close else ""
 
 
 def _describe(hint: Any) -> str:
@@ -54,27 +66,42 @@ def _describe(hint: Any) -> str:
         return f"a list ({_describe(get_args(hint)[0])} each)"
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(map(_describe, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "none"}
     return words.get(hint, str(hint))
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value from the command line: a number, true/false, none, a comma-separated list, or a string.
+    """Parse a value from the command line as TOML writes it; quotes and brackets may be left out, and none means None.
 
-    >>> parse_value("0.1"), parse_value("true"), parse_value("none"), parse_value("50,10"), parse_value("herding")
-    (0.1, True, None, [50, 10], 'herding')
+    >>> parse_value("0.1"), parse_value("true"), parse_value("none"), parse_value("herding")
+    (0.1, True, None, 'herding')
+    >>> parse_value("[50, 10]"), parse_value("50,10"), parse_value("[a, b]"), parse_value('"true"')
+    ([50, 10], [50, 10], ['a', 'b'], 'true')
     """
-    words = {"true": True, "false": False, "none": None}
+    text, words = text.strip(), {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
-    if "," in text:
-        return [parse_value(part) for part in text.split(",") if part]
+    if text[:1] in ('"', "'", "[") or text[:2].lower() in ("0x", "0o", "0b"):
+        with suppress(ValueError, RecursionError):
+            table = tomllib.loads(f"value = {text}")
+            if table.keys() == {"value"}:  # a line feed in the text could begin another setting
+                return table["value"]
+    listed = re.fullmatch(r"\[([^\[\]]*)\]", text)
+    if listed or "," in text:
+        return [parse_value(part) for part in (listed[1] if listed else text).split(",") if part.strip()]
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
     return text
+
+
+def parse_whole(text: str) -> int | None:
+    """Return a whole number without a sign, or None for anything else and for more digits than any setting has."""
+    return int(text) if text.isdecimal() and len(text) <= 100 else None
 
 
 def field_docs(cls: type) -> dict[str, str]:

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
-import math
 import os
 import re
 import shutil
+import sys
+import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from equipoise.core.json_files import MAX_JSON_BYTES, check_json_size, format_json, parse_json, parse_json_lines
 from equipoise.core.open_dir import Entry, Kind, OpenDir, Owned, check_path, lock_file, open_root, printable, split_name
-from equipoise.errors import EquipoiseError, RunError
+from equipoise.errors import EquipoiseError, LockedError, RunError
 
 MAX_FILE_BYTES = 256 << 20
-"""Default limit for reading a file, also as text or JSON."""
-MAX_TENSOR_BYTES = 16 << 30
-"""Limit for a file of tensors."""
+"""Default limit for reading a file, also as text."""
 LOCK = ".lock"
 TEMPORARY = re.compile(r"\..+\.tmp", re.DOTALL)
 """Names of files that a killed writer may leave behind."""
+Check = Callable[[BinaryIO, int], object]
 RESTORE = "restore it from a copy"
 _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions"),
@@ -36,6 +37,30 @@ _REMEDIES = {
     errno.ENOTDIR: "choose another place",
     errno.EIO: "check the disk",
 }
+
+_WINDOWS, _MACOS = os.name == "nt", sys.platform == "darwin"
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(~*)(\..*)?", re.IGNORECASE | re.DOTALL)
+"""Names that Windows reserves for devices, with any ending, and what they are called on disk instead."""
+_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts to replace a file that another process has open, which Windows refuses."""
+
+
+def _to_disk(part: str) -> str:
+    """Return what a component of a name is called on disk: on Windows, a class may be called like a device."""
+    found = _DEVICE.fullmatch(part) if _WINDOWS else None
+    return f"{found[1]}{found[2]}~{found[3] or ''}" if found else part
+
+
+def _from_disk(name: str) -> str:
+    """Undo ``_to_disk``; some file systems of macOS return names with decomposed accents, and find them either way."""
+    found = _DEVICE.fullmatch(name) if _WINDOWS else None
+    if found and found[2]:
+        return f"{found[1]}{found[2][1:]}{found[3] or ''}"
+    return unicodedata.normalize("NFC", name) if _MACOS else name
+
+
+def _parts(name: str) -> list[str]:
+    return [_to_disk(part) for part in split_name(name)]
 
 
 class Directory:
@@ -59,7 +84,7 @@ class Directory:
     def sub(self, name: str, remedy: str | None = None) -> Directory:
         """Return the directory ``name`` in this one, which need not exist yet; it may not be a link, unlike a root."""
         inner = Directory(self._root, self.remedy if remedy is None else remedy)
-        inner._below = [*self._below, *split_name(name)]
+        inner._below = [*self._below, *_parts(name)]
         inner.path = self.path / name
         return inner
 
@@ -99,8 +124,8 @@ class Directory:
 
     def entries(self, name: str = "") -> list[Entry]:
         """List everything in a directory, sorted by name."""
-        with self._reported("list", name), self._enter(split_name(name)) as here:
-            return here.entries()
+        with self._reported("list", name), self._enter(_parts(name)) as here:
+            return sorted(Entry(_from_disk(entry.name), entry.kind) for entry in here.entries())
 
     def walk(self, name: str = "") -> Iterator[Entry]:
         """Yield everything below a directory, with names relative to the root; links are listed, not followed."""
@@ -122,12 +147,15 @@ class Directory:
 
     # ---- reading
 
-    def read_bytes(self, name: str, limit: int = MAX_FILE_BYTES) -> bytes:
-        """Read a regular file of at most ``limit`` bytes."""
+    def read_bytes(self, name: str, limit: int = MAX_FILE_BYTES, check: Check | None = None) -> bytes:
+        """Read a regular file of at most ``limit`` bytes; ``check`` may raise an error before it is read."""
         with self._reported("read", name), self._open_file(name) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
                 raise self._damaged(name, f"has {size} bytes, and at most {limit} are read")
+            if check is not None:
+                check(file, size)
+                file.seek(0)
             try:
                 data = file.read(size + 1)
             except MemoryError as error:
@@ -137,26 +165,23 @@ class Directory:
             raise RunError(f"{self._shown(name)} changed while it was read: try again")
         return data
 
-    def read_text(self, name: str, limit: int = MAX_FILE_BYTES) -> str:
-        """Read a UTF-8 file of at most ``limit`` bytes."""
+    def read_text(self, name: str) -> str:
+        """Read a UTF-8 file."""
         try:
-            return self.read_bytes(name, limit).decode()
+            return self.read_bytes(name).decode()
         except UnicodeDecodeError as error:
             raise self._damaged(name, f"is not UTF-8 ({error})") from error
 
-    def read_json(self, name: str, limit: int = MAX_FILE_BYTES) -> Any:
-        """Read a JSON file whose numbers are all finite."""
-        return self._parse(name, self.read_text(name, limit))
-
-    def read_json_lines(self, name: str, limit: int = MAX_FILE_BYTES) -> list[Any]:
-        """Read a file with one JSON value per line, like ``read_json``; blank lines are skipped."""
-        return [self._parse(name, line) for line in self.read_text(name, limit).split("\n") if line.strip()]
-
-    def _parse(self, name: str, text: str) -> Any:
+    def read_json(self, name: str, parse: Callable[[bytes], Any] = parse_json) -> Any:
+        """Read a JSON file; see ``parse_json``."""
         try:
-            return json.loads(text, parse_float=_finite, parse_constant=_finite)
+            return parse(self.read_bytes(name, MAX_JSON_BYTES))
         except (ValueError, RecursionError) as error:
             raise self._damaged(name, f"is not valid JSON ({error})") from error
+
+    def read_json_lines(self, name: str) -> list[Any]:
+        """Read a file with one JSON value per line; blank lines are skipped."""
+        return list(self.read_json(name, parse_json_lines))
 
     def _damaged(self, name: str, what: str) -> RunError:
         return RunError(f"{self._shown(name)} {what}" + (f": {self.remedy}" if self.remedy else ""))
@@ -166,7 +191,7 @@ class Directory:
     def make_dir(self, name: str = "") -> None:
         """Create a directory and its parents, including the root, where they are missing."""
         with self._reported("write to", name), ExitStack() as stack:
-            parts = [*self._below, *split_name(name)]
+            parts = [*self._below, *_parts(name)]
             self._make_root()
             here = stack.enter_context(open_root(self._root))
             for part in parts:
@@ -201,10 +226,19 @@ class Directory:
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file, as ``write_bytes`` does; every number must be finite."""
         try:
-            text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+            text = format_json(value, indent=2)
         except ValueError as error:
             raise RunError(f"cannot write {self._shown(name)} ({error}): check whether training diverged") from error
-        self.write_text(name, text + "\n")
+        self.write_json_text(name, text + "\n")
+
+    def write_json_text(self, name: str, text: str) -> None:
+        """Write JSON, or one JSON value per line, as ``write_bytes`` does."""
+        data = text.encode()
+        try:
+            check_json_size(data)
+        except ValueError as error:
+            raise RunError(f"cannot write {self._shown(name)} ({error}): store less in it") from error
+        self.write_bytes(name, data)
 
     def replace_with(self, name: str, write: Callable[[BinaryIO], object]) -> None:
         """Let ``write`` fill a temporary file, then rename it to ``name``; see ``write_bytes``."""
@@ -216,7 +250,7 @@ class Directory:
                     write(file)
                     file.flush()
                     os.fsync(file.fileno())
-                here.rename(temporary, last)
+                _replace(here, temporary, last)
 
     def link(self, source: str, target: str) -> None:
         """Make ``target`` a hard link to the file ``source``, or a copy where hard links are not possible."""
@@ -237,7 +271,7 @@ class Directory:
                     self.replace_with(target, lambda copy: shutil.copyfileobj(file, copy))
                 return
             here.expect(temporary, "file")  # the source may have been replaced since it was checked
-            here.rename(temporary, new)
+            _replace(here, temporary, new)
 
     # ---- deleting
 
@@ -273,9 +307,9 @@ class Directory:
         """Delete a directory if it is empty; return whether it is gone."""
         return self.remove_tree(name, re.compile("(?!)"))
 
-    def remove_temporary(self, name: str = "") -> None:
-        """Delete what killed writers left below a directory; hold the lock, or the files of others are lost."""
-        for entry in list(self.walk(name)):
+    def remove_temporary(self, name: str = "", below: bool = True) -> None:
+        """Delete what killed writers left in a directory, and below; hold the lock, or the files of others are lost."""
+        for entry in list(self.walk(name)) if below else self.entries(name):
             if entry.kind != "dir" and TEMPORARY.fullmatch(entry.name.rpartition("/")[2]):
                 self.remove(entry.name)
 
@@ -300,7 +334,7 @@ class Directory:
         try:
             lock_file(fd)
         except BlockingIOError as error:
-            raise RunError(f"another process is writing to {shown}: wait, or choose another place") from error
+            raise LockedError(f"another process is writing to {shown}: wait, or choose another place") from error
         except OSError as error:
             what = f"{shown} cannot be locked ({error.strerror})"
             raise RunError(f"{what}: choose a place on a file system that has locks") from error
@@ -321,7 +355,7 @@ class Directory:
     @contextmanager
     def _parent(self, name: str) -> Iterator[tuple[OpenDir, str]]:
         """Open the directory that holds ``name``; yield it with the last component."""
-        *parents, last = split_name(name) or [""]
+        *parents, last = _parts(name) or [""]
         if not last:
             raise RunError(f"{printable(self.path)} is the directory itself: name something in it")
         with self._enter(parents) as here:
@@ -343,8 +377,13 @@ class Directory:
             raise RunError(f"{what}: {remedy}" if remedy else what) from error
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is not a finite number")
-    return number
+def _replace(here: OpenDir, source: str, target: str) -> None:
+    """Rename a file; on Windows, wait until those that are reading its target have closed it."""
+    for pause in _PAUSES if _WINDOWS else ():
+        try:
+            here.rename(source, target)
+        except PermissionError:
+            time.sleep(pause)
+        else:
+            return
+    here.rename(source, target)

@@ -15,6 +15,8 @@ from equipoise.errors import UsageError
 PROJECTS = {
     "lightning_fabric": "lightning-fabric",
     "mlflow": "mlflow-skinny",
+    "prometheus_client": "prometheus-client",
+    "python_multipart": "python-multipart",
     "vl_convert": "vl-convert-python",
 }
 """What ``pip`` calls a package, where that is not the name to import."""
@@ -70,6 +72,9 @@ def _why_broken(name: str, feature: str, error: Exception) -> str:
         return f"torchvision{_version('torchvision')} does not work with torch{_version('torch')}: {remedy}"
     lines = str(error).strip().splitlines()
     reason = lines[0].rstrip(".") if lines else type(error).__name__
+    if sys.flags.optimize >= 2 and isinstance(error, AttributeError | TypeError):
+        unset = "start Python without -OO and unset PYTHONOPTIMIZE"
+        return f"{feature} cannot import {_project(name)} without docstrings ({reason}): {unset}"
     return f"{feature} cannot import {_project(name)} ({reason}): reinstall it"
 
 

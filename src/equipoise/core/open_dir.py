@@ -129,9 +129,9 @@ class OpenDir:
         return listed
 
     @contextmanager
-    def temporary(self) -> Iterator[str]:
+    def temporary(self, prefix: str = ".") -> Iterator[str]:
         """Yield an unused name, and delete what has it at the end."""
-        name = f".{secrets.token_hex(8)}.tmp"
+        name = f"{prefix}{secrets.token_hex(8)}.tmp"
         try:
             yield name
         finally:
@@ -189,7 +189,7 @@ def open_root(path: Path) -> Iterator[OpenDir]:
 def check_path(path: Path) -> None:
     """Reject a path that the system cannot express."""
     if not _encodable(str(path)):
-        raise UsageError(f"{printable(path)} is not a valid path: name another directory")
+        raise UsageError(f"{printable(path)} is not a valid path: choose another")
 
 
 def split_name(name: str) -> list[str]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
+from equipoise.core.output import overwrite_line, warn
+
 T = TypeVar("T")
 
 
@@ -24,7 +26,11 @@ def track(items: Iterable[T], total: int, doing: str, unit: str) -> Iterator[T]:
             left = timedelta(seconds=round((now - started) / done * (total - done))) if done else "…"
             line = f"{doing}: {done:,} of {total:,} {unit}, {left} left"
             width = max(width, len(line))
-            print(f"\r{line:{width}}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+            if terminal:
+                overwrite_line(f"{line:{width}}")
+            else:
+                warn(line)
         yield item
     if terminal and width:
-        print(f"\r{'':{width}}\r", end="", file=sys.stderr, flush=True)
+        overwrite_line(" " * width)
+        overwrite_line("")

@@ -13,8 +13,8 @@ from equipoise.core.progress_line import track
 from equipoise.data.decoding import decode
 from equipoise.data.index import Listing, cache_dir, count, is_image_name, list_images, unpack
 from equipoise.data.prefetch import decoder_pool, map_ahead
-from equipoise.data.sources import cifar100, data_root, load, source
-from equipoise.data.sources.folder import class_folders, train_test_folders
+from equipoise.data.sources import cifar100, data_root, load, source, tiny_imagenet
+from equipoise.data.sources.folder import by_class, class_folders, train_test_folders
 from equipoise.data.sources.imagenet import select_synsets
 from equipoise.errors import DataError
 
@@ -86,7 +86,7 @@ def check(name: str, root: str | Path | None = None, deep: bool = False) -> Chec
     place = data_root(name, root)
     result = CheckResult(name, "" if place is None else str(place))
     try:
-        if source(name).root == "required" and place is not None:
+        if source(name).root == "required" and name != tiny_imagenet.NAME and place is not None:
             trees = _check_folders(place, result) if name == "folder" else _check_imagenet(name, place, result)
             if deep:
                 bad = _undecodable(trees, sum(result.images.values()))
@@ -115,15 +115,17 @@ def _check_by_loading(name: str, root: Path | None, result: CheckResult) -> None
 def _check_folders(root: Path, result: CheckResult) -> Trees:
     train, test = train_test_folders(root)
     classes = class_folders(train)
-    result.classes = len(classes)
+    result.classes = len(by_class(classes))
     parts = {"train": train} if test is None else {"train": train, test.name: test}
     trees = _list(parts, classes, result)
     if test is None:
-        single = [name for name, names in trees["train"][1].items() if count(names) == 1]
+        listing = trees["train"][1]
+        groups = by_class(listing).items()
+        single = [name for name, folders in groups if sum(count(listing[folder]) for folder in folders) == 1]
         what = "classes with a single image, although one per class is held out for testing"
         result.add(what, "add more images", single)
     else:
-        _check_same_classes(test.name, classes, class_folders(test), result)
+        _check_same_classes(test.name, list(by_class(classes)), list(by_class(class_folders(test))), result)
     return trees
 
 

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from typing import Any, BinaryIO
+from contextlib import ExitStack, nullcontext, suppress
+from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from equipoise.errors import DataError, UsageError
+from equipoise.core.ranges import IMAGE_SIDE
+from equipoise.data.picture_files import FORMATS, decoding, reading
+from equipoise.errors import DataError
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
-
-DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for files that it cannot read."""
 
 
 def short_side(pictures: Sequence[Any], sample: int = 100) -> int:
     """Return the median short side of paths or PIL images, from a sample of those that can be read."""
     sides = []
     for picture in pictures[:: max(1, len(pictures) // sample)]:
-        with suppress(*DECODE_ERRORS, TypeError), ExitStack() as stack:
+        with suppress(Exception), ExitStack() as stack:  # what is wrong is reported when it is decoded
             if not isinstance(picture, Image.Image):
-                picture = stack.enter_context(Image.open(os.fspath(picture)))
+                data = stack.enter_context(reading(os.fspath(picture)))
+                picture = stack.enter_context(Image.open(io.BytesIO(data), formats=FORMATS))
             sides.append(min(picture.size))
     return int(np.median(sides)) if sides else 0
 
 
 def check_size(size: int) -> None:
-    """Raise an error for images that are too small."""
-    if size < 8:
-        raise UsageError(f"data.size must be at least 8 pixels, got {size}")
+    """Raise an error for images that are too small or too large."""
+    IMAGE_SIDE.check(size, "data.size")
 
 
 def decode(
-    source: str | BinaryIO | Image.Image,
+    source: str | bytes | Image.Image,
     size: int,
     draw: Sequence[float] | None = None,
     margin: float = 1.0,
@@ -48,7 +48,7 @@ def decode(
     Parameters
     ----------
     source
-        A path, a binary file or a PIL image.
+        A path, the content of a file, or a PIL image.
     size
         Pixels per side.
     draw
@@ -62,11 +62,18 @@ def decode(
         if isinstance(source, Image.Image):
             source.load()  # draft mode would shrink the caller's own image
             return np.array(to_square(source, size, draw, margin, bicubic))
-        with Image.open(source) as file:
-            return np.array(to_square(file, size, draw, margin, bicubic))  # a copy: torch needs writable arrays
-    except DECODE_ERRORS as error:
+        content = reading(source) if isinstance(source, str) else nullcontext(source)
+        with content as data, Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            full = picture.size
+            _draft(picture, size, draw, margin, bicubic)
+            with decoding(picture, full, data):
+                pixels = np.array(to_square(picture, size, draw, margin, bicubic, full))  # torch needs writable arrays
+                picture.close()  # frees its memory before that of the next one is taken
+                return pixels
+    except Exception as error:  # a decoder may raise anything, and it must cost one file only
         name = source if isinstance(source, str) else "the image"
-        raise DataError(f"cannot read {name} as an image ({error}): fix or remove it") from error
+        why = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"cannot read {name} as an image ({why}): fix or remove it") from error
 
 
 def to_square(
@@ -75,33 +82,45 @@ def to_square(
     draw: Sequence[float] | None = None,
     margin: float = 1.0,
     bicubic: bool = False,
+    full: tuple[int, int] | None = None,
 ) -> Image.Image:
-    """Return an image of any mode as upright size × size RGB, with transparent parts made white."""
+    """Return an image of any mode as upright size × size RGB, with transparent parts made white.
+
+    ``full`` is its size in the file, if it is decoded at a fraction of that.
+    """
     if picture.format == "TIFF":
         picture.load()  # turns it upright and removes the orientation
+        full = picture.size
     if bicubic:
         return _centre_bicubic(picture, size, margin)
-    box = _centre_box(picture.size, margin) if draw is None else _random_box(picture.size, draw)
-    # JPEG decodes at a half, quarter or eighth if the crop stays at least as large as needed
-    scale = min(box[2] - box[0], box[3] - box[1]) / size
-    if scale >= 2 and picture.format == "JPEG":
-        full = picture.size
-        picture.draft("RGB", (int(full[0] / scale), int(full[1] / scale)))
-        across, down = picture.size[0] / full[0], picture.size[1] / full[1]
-        box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    full = full or picture.size
+    box = _box(full, draw, margin)
+    across, down = picture.size[0] / full[0], picture.size[1] / full[1]
+    box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     # rounding may move an edge out of the image by the last bit, which Pillow rejects
     box = max(box[0], 0), max(box[1], 0), min(box[2], picture.size[0]), min(box[3], picture.size[1])
     return _upright(_to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, box), picture)
 
 
+def _draft(picture: Image.Image, size: int, draw: Sequence[float] | None, margin: float, bicubic: bool) -> None:
+    """Let a JPEG decode at a half, quarter or eighth of its size, if the crop stays at least as large as needed."""
+    if picture.format not in ("JPEG", "MPO"):
+        return
+    if bicubic:
+        needed = int(2 * size * margin)
+        picture.draft("RGB", (needed, needed))
+        return
+    box = _box(picture.size, draw, margin)
+    scale = min(box[2] - box[0], box[3] - box[1]) / size
+    if scale >= 2:
+        picture.draft("RGB", (int(picture.size[0] / scale), int(picture.size[1] / scale)))
+
+
 def _centre_bicubic(picture: Image.Image, size: int, margin: float) -> Image.Image:
-    """Return the centred square, cropped at whole pixels; a large JPEG is decoded at a fraction of its size.
+    """Return the centred square, cropped at whole pixels.
 
     An exported model crops and resizes upright images, so they are turned first.
     """
-    if picture.format == "JPEG":
-        needed = int(2 * size * margin)
-        picture.draft("RGB", (needed, needed))
     upright = picture if _orientation(picture) == 1 else ImageOps.exif_transpose(picture)
     edge = round(min(upright.size) / margin)
     left, top = (upright.size[0] - edge) // 2, (upright.size[1] - edge) // 2
@@ -132,6 +151,10 @@ def _to_rgb(picture: Image.Image) -> Image.Image:
         rgba = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return picture if picture.mode == "RGB" else picture.convert("RGB")
+
+
+def _box(size: tuple[int, int], draw: Sequence[float] | None, margin: float) -> Box:
+    return _centre_box(size, margin) if draw is None else _random_box(size, draw)
 
 
 def _centre_box(size: tuple[int, int], margin: float) -> Box:

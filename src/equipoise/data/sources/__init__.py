@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise.core.config import convert
+from equipoise.core.ranges import check_value, parameter_hints
 from equipoise.data.dataset import Dataset
 from equipoise.errors import DataError, UsageError, unknown_name
 
@@ -40,8 +41,13 @@ SOURCES = {
     "imagenet100": Source("imagenet100-paper", "the first 100 synsets by name (WA, BiC, PODNet, DER)", "required"),
     "imagenet100-lucir": Source("imagenet100-paper", "100 synsets chosen with seed 1993 (LUCIR, PyCIL)", "required"),
     "imagenet1000": Source("imagenet1000-paper", "all 1,000 synsets, in train/ and val/", "required"),
+    "tiny-imagenet-100": Source(
+        "tiny-imagenet-lite", "100 synsets of Tiny-ImageNet, 250 + 50 images per class, 64×64", "required"
+    ),
     "folder": Source("folder", "your own tree of class folders", "required"),
 }
+MODULES = {"tiny-imagenet-100": "tiny_imagenet"}
+"""Modules that have another name than their data set."""
 
 
 def source(name: str) -> Source:
@@ -63,7 +69,12 @@ def resolve_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for option in given:
         if option not in known:
             raise unknown_name(f"option of the dataset {name}", option, known)
-    return known | {option: convert(value, type(known[option]), f"data.{option}") for option, value in given.items()}
+    loader = _loader(name)
+    hints = parameter_hints(loader.func if isinstance(loader, partial) else loader)
+    converted = {option: convert(value, type(known[option]), f"data.{option}") for option, value in given.items()}
+    for option, value in converted.items():
+        check_value(value, hints[option], f"data.{option}")
+    return known | converted
 
 
 def load(name: str, root: str | Path | None = None, **given: Any) -> Dataset:
@@ -96,5 +107,7 @@ def data_root(name: str, root: str | Path | None) -> Path | None:
 
 def _loader(name: str) -> Callable[..., Dataset]:
     source(name)  # raises an error for an unknown name
-    module = import_module(f"{__name__}.{'imagenet' if name.startswith('imagenet') else name}")
-    return partial(module.load, name) if name.startswith("imagenet") else module.load
+    if name.startswith("imagenet"):
+        return partial(import_module(f"{__name__}.imagenet").load, name)
+    load_dataset: Callable[..., Dataset] = import_module(f"{__name__}.{MODULES.get(name, name)}").load
+    return load_dataset

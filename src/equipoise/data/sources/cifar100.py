@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import pickle
 import tarfile
@@ -10,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import pooch
@@ -26,6 +25,11 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
 PARTS = ("train", "test", "meta")
+MAX_PART_BYTES = 256 << 20
+"""The training images have 148 MB."""
+MAX_READS = 1_500_000
+"""Reads of a part, each of which may make an object that takes much more memory. The training images need 450,000."""
+MAX_NAME = 100
 AGAIN = "download the archive again"
 AUGMENT = Augment(mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761), pad=4, flip=True)
 
@@ -44,10 +48,12 @@ def load(root: Path | None, labels: str = "fine") -> Dataset:
         raise DataError(f"data.labels must be 'fine' or 'coarse', got '{labels}'")
     parts = _read(root)
     found = _field(parts, "meta", f"{labels}_label_names")
-    names = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in found]
     expected = {"fine": 100, "coarse": 20}[labels]
-    if len(names) != expected:
-        raise DataError(f"CIFAR-100 has {len(names)} names of {labels} classes instead of {expected}: {AGAIN}")
+    if not isinstance(found, list) or len(found) != expected:
+        raise DataError(f"CIFAR-100 does not have {expected} names of {labels} classes: {AGAIN}")
+    if not all(isinstance(name, bytes | str) and len(name) <= MAX_NAME for name in found):
+        raise DataError(f"a class of CIFAR-100 has no name of at most {MAX_NAME} characters: {AGAIN}")
+    names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in found]
     return Dataset(
         "cifar100",
         train=_images(parts, "train", labels, 50_000, len(names)),
@@ -103,21 +109,94 @@ def _reported(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): {AGAIN}") from error
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Create containers, strings, numbers and NumPy arrays only, so that a pickle cannot run code."""
+class _Bytes:
+    """Stands for a NumPy array of bytes; NumPy's own would believe whatever a pickle says about its memory."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.array: np.ndarray | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, fortran, data = state
+        if kind.name not in ("u1", b"u1") or fortran or not isinstance(data, bytes):
+            raise pickle.UnpicklingError("it contains other arrays than CIFAR-100 has")
+        self.array = np.frombuffer(data, np.uint8).reshape(shape)
+
+
+class _Kind:
+    """Stands for a NumPy dtype."""
+
+    def __init__(self, name: Any, *flags: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        """The byte order does not matter for bytes."""
+
+
+class _Counted(io.BytesIO):
+    """A pickle of which only so many pieces are read."""
+
+    left = MAX_READS
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._count()
+        return super().read(size)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        self._count()
+        return super().readline(size)
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise pickle.UnpicklingError(f"a part has more than {MAX_READS:,} values")
+
+
+class _Encode:
+    """Makes bytes of strings, up to the size of a part in all."""
+
+    left = MAX_PART_BYTES
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        self.left -= len(text)
+        if self.left < 0:
+            raise pickle.UnpicklingError(f"a part has more than {MAX_PART_BYTES >> 20} MB of strings")
+        return text.encode("latin-1")  # whatever the pickle says: other codecs can be slow
+
+
+class _BytesOnly(pickle._Unpickler):
+    """Create containers, strings, numbers and arrays of bytes only, so that a pickle cannot run code.
+
+    It is Python's unpickler in Python: the one in C reserves memory for whatever number of objects a pickle announces.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    """What reads each opcode."""
+
+    def _skip_frame(self) -> None:
+        self.read(8)  # type: ignore[attr-defined]  # a frame would be read at once, and its pieces would not be counted
+
+    dispatch[pickle.FRAME[0]] = _skip_frame
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(_Counted(data), encoding="bytes")
+        self._encode = _Encode()
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):  # bytes that Python 3 pickled for Python 2
-            return codecs.encode
+            return self._encode
+        if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") and name in KNOWN:
+            return KNOWN[name]
         raise pickle.UnpicklingError(f"it contains {module}.{name}, which CIFAR-100 does not")
 
 
+KNOWN = {"_reconstruct": _Bytes, "ndarray": _Bytes, "dtype": _Kind}
+
+
 def _unpickle(file: IO[bytes]) -> Any:
-    return _ArraysOnly(file, encoding="bytes").load()
+    data = file.read(MAX_PART_BYTES + 1)
+    if len(data) > MAX_PART_BYTES:
+        raise pickle.UnpicklingError(f"a part has more than {MAX_PART_BYTES >> 20} MB")
+    return _BytesOnly(data).load()
 
 
 def _field(parts: dict[str, Any], part: str, name: str) -> Any:
@@ -131,11 +210,12 @@ def _field(parts: dict[str, Any], part: str, name: str) -> Any:
 
 
 def _images(parts: dict[str, Any], part: str, labels: str, count: int, classes: int) -> Images:
-    data = _field(parts, part, "data")
+    found = _field(parts, part, "data")
+    data = found.array if isinstance(found, _Bytes) else None
     given = _field(parts, part, f"{labels}_labels")
     valid = isinstance(given, list) and all(type(label) is int and 0 <= label < classes for label in given)
     targets = np.array(given if valid else [], np.int64)
-    if not isinstance(data, np.ndarray) or data.shape != (count, 3072) or data.dtype != np.uint8:
+    if data is None or data.shape != (count, 3072):
         raise DataError(f"the part '{part}' of CIFAR-100 does not contain {count} images of 32×32: {AGAIN}")
     each = count // classes
     if targets.shape != (count,) or (np.bincount(targets, minlength=classes) != each).any():

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Annotated
 
+import numpy as np
 import torch
 
+from equipoise.core.ranges import HOLD_OUT, IMAGE_SIDE
 from equipoise.core.seeding import generator
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import FileStore, Images
 from equipoise.data.index import ENDINGS, Index, is_dir, list_images
 from equipoise.data.split import hold_out
-from equipoise.errors import DataError, UsageError
+from equipoise.errors import DataError
 
 # ImageNet's channel statistics, as usual for photographs
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def load(root: Path, size: int = 32, test_fraction: float = 0.2) -> Dataset:
+def load(root: Path, size: Annotated[int, IMAGE_SIDE] = 32, test_fraction: Annotated[float, HOLD_OUT] = 0.2) -> Dataset:
     """Load a tree of class folders.
 
     Parameters
@@ -34,7 +38,7 @@ def load(root: Path, size: int = 32, test_fraction: float = 0.2) -> Dataset:
     """
     check_test_fraction(test_fraction)
     train, test = train_test_folders(root)
-    classes = class_folders(train)
+    classes = list(by_class(class_folders(train)))
     images = open_images(train, classes, size)
     if test is None:
         for name, count in zip(classes, torch.bincount(images.labels).tolist(), strict=True):
@@ -58,8 +62,7 @@ def train_test_folders(root: Path) -> tuple[Path, Path | None]:
 
 def check_test_fraction(fraction: float) -> None:
     """Raise an error unless the fraction leaves images for training and for testing."""
-    if not 0 < fraction < 1:
-        raise UsageError(f"data.test_fraction must be above 0 and below 1, got {fraction}")
+    HOLD_OUT.check(fraction, "data.test_fraction")
 
 
 def class_folders(root: Path) -> list[str]:
@@ -75,6 +78,18 @@ def class_folders(root: Path) -> list[str]:
     return names
 
 
+def by_class(folders: Iterable[str]) -> dict[str, list[str]]:
+    r"""Return the folders of each class, sorted: accents may be composed or not, and all spellings are one class.
+
+    >>> print(ascii(by_class(["cafe\u0301", "caf\u00e9", "bar"])))
+    {'bar': ['bar'], 'caf\xe9': ['cafe\u0301', 'caf\xe9']}
+    """
+    found: dict[str, list[str]] = {}
+    for name in folders:
+        found.setdefault(unicodedata.normalize("NFC", name), []).append(name)
+    return {name: sorted(found[name]) for name in sorted(found)}
+
+
 def open_images(root: Path, classes: list[str], size: int, margin: float = 1.0) -> Images:
     """Return all images of the classes, sorted by name and decoded when they are read.
 
@@ -83,23 +98,31 @@ def open_images(root: Path, classes: list[str], size: int, margin: float = 1.0) 
     root
         The directory of the class folders.
     classes
-        Names of the folders; labels are positions in this list.
+        Names of the classes, as ``by_class`` returns them; labels are positions in this list.
     size
         Pixels per side.
     margin
         What the centre crop leaves out; see ``decode``.
     """
-    listing = list_images(root, classes)
-    for name in classes:
-        folder = root / name
-        if name not in listing:
-            raise DataError(f"the class folder {folder} is missing: add it, or remove the class from all parts")
-        if not listing[name]:
+    with os.scandir(root) as entries:
+        there = by_class(entry.name for entry in entries)
+    folders = [(label, folder) for label, name in enumerate(classes) for folder in there.get(name, [name])]
+    listing = list_images(root, [folder for _, folder in folders])
+    folders = [(label, folder) for label, folder in folders if folder in listing]
+    names: dict[int, list[bytes]] = {}
+    for label, folder in folders:
+        names.setdefault(label, []).append(listing[folder])
+    for label, name in enumerate(classes):
+        place, mine = root / name, names.get(label, [])
+        if not mine:
+            raise DataError(f"the class folder {place} is missing: add it, or remove the class from all parts")
+        if not any(mine):
             raise DataError(
-                f"no images found in the class folder {folder} ({', '.join(ENDINGS)}): add some or remove it"
+                f"no images found in the class folder {place} ({', '.join(ENDINGS)}): add some or remove it"
             )
-    index = Index.of_tree(root, listing)
-    return Images(FileStore(index, size, margin), torch.arange(len(index)), torch.from_numpy(index.labels()))
+    index = Index.of_tree(root, {folder: listing[folder] for _, folder in folders})
+    labels = np.array([label for label, _ in folders])[index.labels()]
+    return Images(FileStore(index, size, margin), torch.arange(len(index)), torch.from_numpy(labels))
 
 
 def split_test(images: Images, fraction: float, random: Callable[[int], torch.Generator]) -> tuple[Images, Images]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -11,11 +12,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise.core.ranges import Range
 from equipoise.core.seeding import generator
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
-from equipoise.errors import UsageError
 
 # The printable ASCII characters, except four that look like others in another position: ' and ` (,), | (l) and _ (-)
 CHARACTERS = "".join(chr(code) for code in range(33, 127) if chr(code) not in "'`|_")
@@ -23,7 +24,16 @@ SIZE = 24
 CANVAS = 48  # characters are drawn once, at twice the size
 
 
-def load(root: Path | None, difficulty: float = 1.0, train: int = 120, test: int = 30, data_seed: int = 0) -> Dataset:
+ClassSize = Annotated[int, Range(1, 10_000)]
+
+
+def load(
+    root: Path | None,
+    difficulty: Annotated[float, Range(0, 100)] = 1.0,
+    train: ClassSize = 120,
+    test: ClassSize = 30,
+    data_seed: int = 0,
+) -> Dataset:
     """Generate 90 classes.
 
     Parameters
@@ -37,8 +47,6 @@ def load(root: Path | None, difficulty: float = 1.0, train: int = 120, test: int
     data_seed
         Random seed.
     """
-    if difficulty < 0 or train < 1 or test < 1:
-        raise UsageError("data.difficulty must not be negative, and data.train and data.test must be at least 1")
     draws = generator("glyphs", data_seed)
     stamps = torch.stack([_stamp(character) for character in CHARACTERS])
     labels = torch.arange(len(CHARACTERS)).repeat_interleave(train + test)

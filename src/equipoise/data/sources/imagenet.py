@@ -7,7 +7,9 @@ There are two versions of "ImageNet-100", and their results are not comparable: 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+from equipoise.core.ranges import IMAGE_SIDE
 from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.sources.folder import MEAN, STD, class_folders, open_images
@@ -28,7 +30,7 @@ def select_synsets(name: str, train: Path) -> list[str]:
     return synsets[:at_least]
 
 
-def load(name: str, root: Path, size: int = 224) -> Dataset:
+def load(name: str, root: Path, size: Annotated[int, IMAGE_SIDE] = 224) -> Dataset:
     """Load the synsets of the data set ``name``, with images of ``size`` pixels per side."""
     for part in ("train", "val"):
         if not (root / part).is_dir():

@@ -1,0 +1,1 @@
+"""Every write interrupted once, on purpose: by SIGKILL, and by errors of the system."""

@@ -1,0 +1,1 @@
+"""Damaged and hostile inputs for every reader of equipoise: ``python -m tests.fuzz``."""
