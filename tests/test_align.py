@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import equipoise as eq
-from equipoise.errors import UsageError
+from equipoise.errors import DataError, UsageError
 from equipoise.learn.align import unit_head
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.head import Head
-from equipoise.learn.losses import distill, distillation_weight
+from equipoise.learn.losses import distill, distill_groups, distillation_weight, weighted_distill
 from equipoise.methods import Method
 from equipoise.methods.registry import make
 from equipoise.methods.wa import WA
@@ -58,6 +58,13 @@ def test_align_head_is_equations_6_and_7(norm: int, bias: bool, clamp: bool, gro
     if bias_before is not None:
         np.testing.assert_array_equal(head.bias.detach().numpy()[:4], bias_before[:4])
         np.testing.assert_allclose(head.bias.detach().numpy()[4:], expected * bias_before[4:], rtol=1e-12)
+
+
+@pytest.mark.parametrize("grow", [3.0, 0.2])
+def test_align_head_takes_l1_norms_and_limits_gamma_by_default(grow: float) -> None:
+    head = layer(grow=grow)
+    expected = gamma_of(head.weight.detach().numpy().copy(), 4, norm=1, clamp=True)
+    assert eq.align_head(head, n_old=4) == pytest.approx(expected, rel=1e-12)
 
 
 def test_alignment_scales_the_new_logits_by_gamma() -> None:
@@ -112,6 +119,14 @@ def test_unit_head_gives_every_row_unit_norm() -> None:
     np.testing.assert_allclose(head.weight[2].detach().numpy(), direction)
 
 
+def test_unit_head_leaves_a_class_of_zeros_at_zero() -> None:
+    head = layer()
+    head.weight.data[2], head.bias.data[2] = 0, 0
+    unit_head(head)
+    assert head.weight[2].tolist() == [0] * 5
+    assert head.bias[2] == 0
+
+
 def softmax(values: Array) -> Array:
     raised = np.exp(values - values.max(1, keepdims=True))
     return np.asarray(raised / raised.sum(1, keepdims=True))
@@ -131,6 +146,17 @@ def test_distillation_is_equation_3_without_t_squared() -> None:
     logits, teacher = torch.randn(6, 5).double(), torch.randn(6, 3).double()
     expected = paper_loss(logits.numpy(), teacher.numpy(), np.zeros(6, int), lam=1.0, T=2.0)
     assert distill(logits, teacher, 2.0).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_all_distillation_has_temperature_2_by_default() -> None:
+    torch.manual_seed(0)
+    logits, teacher, y = torch.randn(6, 5).double(), torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 3, 4, 3])
+    a, b = logits.numpy(), teacher.numpy()
+    assert distill(logits, teacher).item() == pytest.approx(paper_loss(a, b, y.numpy(), lam=1.0, T=2.0))
+    assert weighted_distill(logits, y, teacher).item() == pytest.approx(paper_loss(a, b, y.numpy(), lam=3 / 5, T=2.0))
+    groups = [(a[:, [0]], b[:, [0]]), (a[:, [1, 2]], b[:, [1, 2]])]  # the classes of three steps; one was forgotten
+    expected = sum(paper_loss(mine, its, y.numpy() * 0, lam=1.0, T=2.0) for mine, its in groups)
+    assert distill_groups(logits, teacher, [1, 0, 2]).item() == pytest.approx(expected)
 
 
 def test_distillation_weight_is_the_share_of_old_classes() -> None:
@@ -260,3 +286,18 @@ def test_align_file_corrects_checkpoints_of_other_libraries(kind: str, tmp_path:
     torch.testing.assert_close(written["fc.weight"][4:], state["fc.weight"][4:] * report.gamma)
     torch.testing.assert_close(written["fc.bias"][4:], state["fc.bias"][4:] * report.gamma)
     assert torch.equal(written["conv"], state["conv"])
+
+
+@pytest.mark.parametrize("error", [IndexError, TypeError, AssertionError])
+def test_a_damaged_checkpoint_is_one_sentence(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fuzzing made torch raise all of these."""
+
+    def load(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "load", load)
+    (tmp_path / "a.pt").touch()
+    with pytest.raises(DataError, match="is truncated or not a checkpoint that torch can read"):
+        align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt")

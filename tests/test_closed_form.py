@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge as SklearnRidge
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,7 +19,11 @@ from equipoise.data.stream import Step
 from equipoise.engine.learner import Learner
 from equipoise.engine.recipes import resolve
 from equipoise.errors import UsageError
-from equipoise.learn.ridge import fit_ridge
+from equipoise.learn.backbones import Architecture
+from equipoise.learn.closed_form import ClosedForm, canonical_order
+from equipoise.learn.ridge import Moments, fit_ridge
+from equipoise.methods.registry import make
+from equipoise.methods.slda import oas
 from tests.test_ridge import draw
 
 CLASSES = 4
@@ -81,11 +86,42 @@ def test_moments_give_the_weights_of_all_rows() -> None:
     assert kept.method.state_dict()["scatter"].numel() == 0, "what is kept as rows is not kept twice"
 
 
+@pytest.mark.parametrize("memory", ["all", 0])
+def test_every_class_counts_the_same_by_default(memory: str | int) -> None:
+    """scikit-learn solves the same problem with weights: 1 / n for each of a class's n images."""
+    features, labels = rows([9, 20, 14, 17])
+    options = {"memory": {"size": memory}, "fields": {"strength": 2.0}}
+    head = learned("ridge", features, labels, [2, 2], **options).method.head
+    weights = 1 / torch.bincount(labels)[labels]
+    other = SklearnRidge(2.0).fit(features.double(), F.one_hot(labels).double(), sample_weight=weights)
+    cosine = F.cosine_similarity(head.weight.detach().double(), torch.from_numpy(other.coef_))
+    torch.testing.assert_close(cosine, torch.ones(CLASSES, dtype=torch.float64))
+
+
+def test_leave_one_out_logits_are_those_of_the_images_they_name() -> None:
+    """Compare with models of scikit-learn that are fitted without each image."""
+    features, labels = rows([5, 7, 6, 4])
+    fields = {"strength": 2.0, "even": False}
+    method = learned("ridge", features, labels, [4], memory={"size": "all"}, fields=fields).method
+    assert method.loo_logits is not None
+    assert method.loo_rows is not None
+    assert sorted(method.loo_rows.tolist()) == list(range(22))
+    x, y = features.double().numpy(), F.one_hot(labels).double().numpy()
+    whole = SklearnRidge(2.0).fit(x, y)
+    temperature = whole.coef_[0, 0] / float(method.head.weight.detach()[0, 0])
+    for place, row in enumerate(method.loo_rows.tolist()):
+        others = np.arange(22) != row
+        expected = SklearnRidge(2.0).fit(x[others], y[others]).predict(x[[row]])[0] / temperature
+        np.testing.assert_allclose(method.loo_logits[place].numpy(), expected, rtol=1e-3, atol=1e-3)
+
+
 def test_ncm_is_the_cosine_to_class_means() -> None:
     features, labels = rows()
     means = torch.stack([features[labels == c].mean(0) for c in range(CLASSES)])
     expected = 20 * F.cosine_similarity(features[:, None], means[None], dim=2)
-    torch.testing.assert_close(classify(learned("ncm", features, labels, [2, 2]), features), expected)
+    learner = learned("ncm", features, labels, [2, 2])
+    torch.testing.assert_close(classify(learner, features), expected)
+    torch.testing.assert_close(learner.method.state_dict()["means"], means)
 
 
 @pytest.mark.parametrize("shrinkage", [None, 0.3])
@@ -113,6 +149,55 @@ def test_slda_is_linear_discriminant_analysis(shrinkage: float | None) -> None:
     expected = features.double() @ precision @ means.T - 0.5 * (means @ precision * means).sum(1)
     difference = classify(learner, features).double() - expected
     torch.testing.assert_close(difference, difference[:, :1].expand(-1, CLASSES), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("sizes", [[2, 1], [9, 20, 14, 3]])
+@pytest.mark.parametrize("shrinkage", [None, 0.0, 0.3])
+@pytest.mark.parametrize("memory", ["all", 0])
+def test_slda_of_classes_of_unequal_size(
+    sizes: list[int], even: bool, shrinkage: float | None, memory: str | int
+) -> None:
+    """Each class, or each image, counts the same; the covariance has n − 1 degrees of freedom per class."""
+    features, labels = rows(sizes)
+    x, counts = features.double(), torch.bincount(labels)
+    weights = 1 / counts[labels] if even else torch.ones(len(labels))
+    freedom = sum((1 - 1 / n if even else n - 1) for n in sizes)
+    means = torch.stack([x[labels == c].mean(0) for c in range(len(sizes))])
+    centred = (x - means[labels]) * weights.sqrt()[:, None]
+    covariance, size = centred.T @ centred / freedom, x.shape[1]
+    amount, target = shrinkage, torch.eye(size, dtype=torch.float64)
+    if amount is None:
+        as_many = centred * (len(x) / freedom) ** 0.5  # rows with this covariance, as scikit-learn computes it
+        amount = float(OAS(assume_centered=True).fit(as_many.numpy()).shrinkage_)
+        target = target * covariance.trace() / size
+    precision = torch.linalg.pinv((1 - amount) * covariance + amount * target, hermitian=True)
+    expected = x @ precision @ means.T - 0.5 * (means @ precision * means).sum(1)
+    fields = {"shrinkage": shrinkage, "even": even}
+    steps = [1, len(sizes) - 1]
+    found = classify(learned("slda", features, labels, steps, fields=fields, memory={"size": memory}), features)
+    difference = found.double() - expected
+    torch.testing.assert_close(difference, difference[:, :1].expand_as(difference), atol=2e-3, rtol=1e-3)
+
+
+def test_shrinkage_is_that_of_scikit_learn() -> None:
+    x = torch.randn(9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 6)
+    estimate = OAS(assume_centered=True).fit(x.numpy()).shrinkage_
+    assert 0 < estimate < 1
+    assert oas(x.T @ x / 9, 9) == pytest.approx(estimate)
+    assert oas(torch.eye(3), 9) == 1.0
+    assert oas(torch.diag(torch.tensor([1.0, 1.1, 0.9])), 9) == 1.0, "never more than all of it"
+
+
+@pytest.mark.parametrize("method", ["ncm", "slda", "ridge", "ranpac", "fecam"])
+def test_nothing_is_trained(method: str) -> None:
+    features, labels = rows()
+    overrides = {"net": {"backbone": "mlp"}, "fields": {"projection": 30} if method == "ranpac" else {}}
+    learner = learned(method, features, labels, [2, 2], **overrides)
+    untouched = Learner.create(learner.settings, (12, 1, 1), _plain()).method.backbone.state_dict()
+    for name, value in learner.method.backbone.state_dict().items():
+        assert torch.equal(value, untouched[name]), name
+    assert learner.method.head.weight.shape[0] == CLASSES
 
 
 def test_ranpac_is_ridge_on_a_random_projection() -> None:
@@ -145,6 +230,41 @@ def test_fecam_is_a_mahalanobis_distance_per_class() -> None:
         distance = x - F.normalize(mine.mean(0).sqrt(), dim=0)
         expected.append(-(distance @ inverse * distance).sum(1))
     torch.testing.assert_close(classify(learner, features).double(), torch.stack(expected, 1), atol=1e-3, rtol=1e-3)
+
+
+def test_fecam_of_one_image_or_one_feature_is_the_nearest_direction() -> None:
+    """Without any spread, all variances are alike after shrinkage and normalisation, and so are all features."""
+    features, labels = rows([1, 1, 1])
+    learner = learned("fecam", features, labels, [2, 1])
+    x = F.normalize(features.double().sqrt(), dim=1)
+    expected = -(x[:, None] - x[labels.argsort()]).square().sum(2)
+    torch.testing.assert_close(classify(learner, features).double(), expected, atol=1e-4, rtol=1e-4)
+    one = torch.tensor([[1.0], [2.0], [4.0], [3.0]])
+    learner = learned("fecam", one, torch.tensor([0, 0, 1, 1]), [1, 1])
+    torch.testing.assert_close(classify(learner, one), torch.zeros(4, 2))  # all have the same direction
+
+
+@pytest.mark.parametrize("sizes", [[2, 3, 5]])
+def test_fecam_shrinks_as_often_and_as_much_as_asked(sizes: list[int]) -> None:
+    features, labels = rows(sizes, width=5)
+    for times, more, others in ((0, 1.0, 1.0), (1, 0.5, 0.25), (3, 2.0, 0.5)):
+        fields = {"shrinkages": times, "shrink_diagonal": more, "shrink_others": others, "tukey": 0.3}
+        learner = learned("fecam", features, labels, [3], fields=fields)
+        x = F.normalize(features.double() ** 0.3, dim=1)
+        expected = []
+        for c in range(3):
+            mine = features[labels == c].double()
+            covariance = np.cov((mine**0.3).numpy().T)
+            diagonal = np.eye(5, dtype=bool)
+            for _ in range(times):
+                on, off = covariance[diagonal].mean(), covariance[~diagonal].mean()
+                covariance = covariance + more * on * diagonal + others * off * ~diagonal
+            deviation = np.sqrt(covariance.diagonal())
+            inverse = torch.from_numpy(np.linalg.pinv(covariance / np.outer(deviation, deviation), hermitian=True))
+            distance = x - F.normalize(mine.mean(0) ** 0.3, dim=0)
+            expected.append(-(distance @ inverse * distance).sum(1))
+        found = classify(learner, features).double()
+        torch.testing.assert_close(found, torch.stack(expected, 1), atol=1e-3, rtol=1e-3)
 
 
 def test_fecam_takes_negative_features_without_tukeys_transform() -> None:
@@ -181,6 +301,57 @@ def test_removing_classes_from_statistics_leaves_the_share_of_the_others() -> No
     torch.testing.assert_close(learner.method.state_dict()["scatter"], scatter / 4)
 
 
+@pytest.mark.parametrize(("even", "share"), [(True, 2 / 4), (False, (6 + 12) / 60)])
+def test_removing_classes_keeps_the_moments_of_the_others(even: bool, share: float) -> None:
+    features, labels = rows([6, 18, 24, 12])
+    method = learned("slda", features, labels, [4], memory={"size": 0}, fields={"even": even}).method
+    scatter = method.state_dict()["scatter"].clone()
+    method.keep_classes(torch.tensor([0, 3]))
+    left = method.state_dict()
+    assert left["counts"].tolist() == [6, 12]
+    means = torch.stack([features[labels == c].double().mean(0) for c in (0, 3)])
+    torch.testing.assert_close(left["means"], means)
+    torch.testing.assert_close(left["scatter"], share * scatter)
+    assert method.head.weight.shape == (2, 12)
+
+
+class Threads(ClosedForm):
+    """Notes how many threads it is solved on."""
+
+    seen = 0
+
+    def solve(self, known: Moments) -> tuple[Tensor, Tensor]:
+        self.seen = torch.get_num_threads()
+        return known.means, known.counts
+
+
+def test_rows_are_solved_on_one_thread_so_that_the_bits_do_not_depend_on_their_number() -> None:
+    method = Threads()
+    method.build(Architecture("identity", (3, 1, 1)))
+    method.head.grow(2)
+    torch.set_num_threads(2)
+    try:
+        method.solve_rows(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.tensor([1, 0]), 2)
+        assert (method.seen, torch.get_num_threads()) == (1, 2)
+    finally:
+        torch.set_num_threads(1)
+    assert method.head.weight.tolist() == [[4, 5, 6], [1, 2, 3]]
+    assert method.head.bias is not None
+    assert method.head.bias.tolist() == [1, 1]
+
+
+def test_the_canonical_order_is_that_of_the_bytes_of_rows() -> None:
+    rows_ = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))[:, ::2]  # not contiguous
+    by_bytes = sorted(range(40), key=lambda row: rows_[row].numpy().tobytes())
+    assert canonical_order(rows_).tolist() == by_bytes
+
+
+@pytest.mark.parametrize("method", ["ncm", "slda", "ridge", "ranpac", "fecam"])
+def test_a_method_that_is_solved_has_no_choice_of_a_bias(method: str) -> None:
+    with pytest.raises(UsageError, match=rf"{method} has no linear head for a bias: set method\.bias=false"):
+        make(method, {"bias": True})
+
+
 def test_acil_trains_only_in_the_first_step() -> None:
     features, labels = rows()
     sections: dict[str, Any] = {"net": {"backbone": "mlp"}, "train": {"epochs": 2}, "fields": {"projection": 30}}
@@ -200,7 +371,7 @@ def test_acil_trains_only_in_the_first_step() -> None:
 
 @pytest.mark.parametrize("fields", [{"strength": 0.0}, {"strength": -1.0}])
 def test_an_invalid_strength_is_rejected(fields: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="strength must be positive"):
+    with pytest.raises(UsageError, match="strength must be between 1e-12 and"):
         resolve("digits", "ridge", overrides={"fields": fields})
 
 

@@ -145,7 +145,7 @@ def test_small_images_come_first() -> None:
     # an area of one colour keeps its value
     assert (downscale(torch.full((1, 3, 32, 24), 77, dtype=torch.uint8), 20) == 77).all()
     assert downscale(torch.zeros(1, 3, 32, 24, dtype=torch.uint8), 16).shape == (1, 3, 16, 12)
-    with pytest.raises(UsageError, match="one more than"):
+    with pytest.raises(UsageError, match="one value more than"):
         Schedule(sizes=(0.5, 1.0))
 
 
@@ -165,7 +165,7 @@ def test_divide_lr_applies_to_filters_but_not_to_heads() -> None:
         now = schedule.for_step(step).for_step(step)  # the second call changes nothing
         factors = [group["lr_factor"] for group in now.make_optimizer(parameters).param_groups]
         assert [now.lr * factor for factor in factors] == pytest.approx([0.3 / step, 0.2])
-    with pytest.raises(UsageError, match=r"train\.head_lr must be positive"):
+    with pytest.raises(UsageError, match=r"train\.head_lr must be above 0"):
         Schedule(head_lr=0.0)
 
 
@@ -320,7 +320,7 @@ def test_a_further_stage_shows_each_image_once_at_full_size() -> None:
 
 def test_numbers_of_epochs_and_repeats_below_one_are_rejected() -> None:
     for setting in ("first_epochs", "exemplar_repeats"):
-        with pytest.raises(UsageError, match=f"train.{setting} must be at least 1, got 0"):
+        with pytest.raises(UsageError, match=f"train.{setting} must be between 1 and .*, got 0"):
             Schedule(**{setting: 0})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="lie beyond the 2 epochs"):
         Schedule(epochs=9, first_epochs=2, lr_schedule="milestones", milestones=(4,))

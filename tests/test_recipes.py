@@ -24,20 +24,6 @@ def test_every_recipe_resolves_for_every_method(name: str) -> None:
         assert Settings.from_identity(settings.identity()).identity() == settings.identity()
 
 
-def test_the_paper_recipe_has_the_authors_settings() -> None:
-    settings = resolve("cifar100", "wa", "cifar100-paper")
-    train = settings.train
-    assert (train.epochs, train.batch_size, train.lr, train.momentum) == (250, 32, 0.1, 0.9)
-    lrs = [train.lr_at(epoch) for epoch in (0, 99, 100, 149, 150, 199, 200, 249)]
-    assert lrs == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001])
-    assert [train.for_step(step).weight_decay for step in (1, 2, 5)] == pytest.approx([1e-4, 5e-5, 2e-5])
-    for other in ("icarl", "joint", "ewc"):
-        assert not resolve("cifar100", other, "cifar100-paper").train.divide_weight_decay  # only WA has it
-    expected = {"norm": 1, "clip": True, "clamp": True, "reinit_head": True, "bias": False}
-    assert {name: settings.fields[name] for name in expected} == expected
-    assert (settings.memory["size"], settings.stream.order, settings.stream.steps) == (2000, "1993", 5)
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -46,22 +32,22 @@ def test_the_paper_recipe_has_the_authors_settings() -> None:
         ({"train": {"epochs": True}}, "train.epochs must be a whole number, got True"),
         ({"fields": {"norm": 3}}, "method.norm must be one of 1, 2, got 3"),
         ({"fields": {"distill": False}}, "'wa' stands for distill=True"),
-        ({"memory": {"size": -1}}, "memory.size must not be negative"),
+        ({"memory": {"size": -1}}, "memory.size must be between 0 and 1,000,000,000,000, got -1: raise it to 0"),
         ({"net": {"backbone": "resnet23"}}, "did you mean 'resnet32'"),
         ({"augment": {"padd": 3}}, "did you mean 'pad'"),
         ({"runtime": {"device": "warp"}}, "the device 'warp' is not available here"),
         ({"runtime": {"device": "meta"}}, "the device 'meta' is not available here"),
-        ({"runtime": {"threads": 0}}, "runtime.threads must be at least 1, got 0"),
+        ({"runtime": {"threads": 0}}, "runtime.threads must be between 1 and .*, got 0: raise it to 1"),
         ({"net": {"backbone": 3}}, "net.backbone must be a string, got 3"),
-        ({"train": {"momentum": -1.0}}, "train.momentum must be at least 0 and below 1, got -1.0"),
+        ({"train": {"momentum": -1.0}}, "train.momentum must be at least 0 and below 1, got -1.0: raise it to 0"),
         ({"train": {"momentum": 0.0, "nesterov": True}}, "train.nesterov needs a momentum above 0"),
-        ({"train": {"weight_decay": -1.0}}, "train.weight_decay must not be negative"),
-        ({"train": {"batch_size": 1}}, "train.batch_size must be at least 2"),
-        ({"train": {"warmup": 2.0}}, "train.warmup must be a fraction between 0 and 1"),
+        ({"train": {"weight_decay": -1.0}}, "train.weight_decay must be between 0 and 1,000,000, got -1.0"),
+        ({"train": {"batch_size": 1}}, "train.batch_size must be between 2 and"),
+        ({"train": {"warmup": 2.0}}, "train.warmup must be between 0 and 1, got 2.0: lower it to 1"),
         ({"train": {"lr_schedule": "milestones", "milestones": [9]}}, "lie beyond the 8 epochs"),
-        ({"augment": {"pad": -1}}, "augment.pad must be between 0 and 1024, got -1"),
-        ({"augment": {"std": [0.0]}}, "must be positive"),
-        ({"fields": {"temperature": 0.0}}, "temperature must be positive"),
+        ({"augment": {"pad": -1}}, "augment.pad must be between 0 and 65,536, got -1"),
+        ({"augment": {"std": [0.0]}}, "augment.std must be between 1e-36 and"),
+        ({"fields": {"temperature": 0.0}}, "temperature must be between 0.001 and"),
         ({"fields": {"kd_weight": 7.0}}, "kd_weight must be between 0 and 1"),
         ({"trian": {"epochs": 3}}, "did you mean 'train'"),
         ({"train": 3}, "'train' in the overrides must be a table of settings, got 3"),

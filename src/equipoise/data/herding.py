@@ -28,6 +28,9 @@ def herd(features: Tensor, count: int) -> Tensor:
     With S the sum of the k-1 rows selected before, argmin ‖μ - (S + f)/k‖² = argmax 2 f·(kμ - S) - ‖f‖², so each row
     costs one matrix-vector product.
 
+    A row is never selected twice. The released code of iCaRL and WA can select it again: iCaRL's then counts it twice
+    in S, and WA's also stores it twice. Orders agree until the first repetition.
+
     Examples
     --------
     >>> herd(torch.tensor([[0.0], [1.0], [5.0]]), 2)

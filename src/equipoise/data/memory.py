@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.core import distributed
+from equipoise.core.ranges import Range, check_values
 from equipoise.core.seeding import Key, generator
 from equipoise.data.herding import herd
 from equipoise.data.images import Images, Store, join
@@ -25,17 +26,18 @@ FEATURES_AT_ONCE = 16_384
 class Memory:
     """Exemplars per class, in the order in which they were selected."""
 
-    size: int | Literal["all"] = 2000
+    size: Annotated[int, Range(0, 10**12)] | Literal["all"] = 2000
     """Number of exemplars: in total or per class; "all" keeps every image."""
     per: Literal["total", "class"] = "total"
     """What size counts. With total, the quota of a class shrinks as classes arrive."""
     selection: Literal["herding", "random"] = "herding"
     """How exemplars are selected and ordered."""
+    normalise: bool = True
+    """Scale features to unit length before herding (iCaRL, WA); BiC's code does not."""
     exemplars: dict[int, Images] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.size != "all" and self.size < 0:
-            raise UsageError(f"memory.size must not be negative, got {self.size}")
+        check_values(self, "memory")
 
     def check(self, classes: int) -> None:
         """Raise an error if the memory cannot hold one image per class."""
@@ -66,8 +68,9 @@ class Memory:
             if self.size == "all":
                 orders = [torch.arange(size) for size in sizes]
             elif self.selection == "herding":
-                rows = features(part).split(sizes)
-                orders = distributed.broadcast(lambda: [herd(F.normalize(mine, dim=1), quota) for mine in rows])  # noqa: B023
+                found = features(part)
+                rows = (F.normalize(found, dim=1) if self.normalise else found).split(sizes)
+                orders = distributed.broadcast(lambda: [herd(mine, quota) for mine in rows])  # noqa: B023
             else:
                 draws = [generator(*key, "exemplars", int(mine[0])) for mine in classes]
                 orders = [torch.randperm(n, generator=g)[:quota] for n, g in zip(sizes, draws, strict=True)]

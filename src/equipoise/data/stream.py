@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from equipoise.core.config import parse_whole
 from equipoise.core.files import digest
+from equipoise.core.ranges import shown
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
 from equipoise.errors import UsageError
@@ -20,6 +22,9 @@ ICARL = (
     *(1, 28, 6, 46, 62, 82, 53, 9, 31, 75, 38, 63, 33, 74, 27, 22, 36, 3, 16, 21, 60, 19, 70, 90, 89),
     *(43, 5, 42, 65, 76, 40, 30, 23, 85, 2, 95, 56, 48, 71, 64, 98, 13, 99, 7, 34, 55, 54, 26, 35, 39),
 )
+
+MAX_STEPS = 100_000
+"""No data set has as many classes."""
 
 Order = str | int | Sequence[int]
 Steps = str | int | Sequence[int]
@@ -40,8 +45,8 @@ def class_order(order: Order, classes: int) -> list[int]:
     >>> class_order("1993", 100)[:10]
     [68, 56, 78, 8, 23, 84, 90, 65, 74, 76]
     """
-    if isinstance(order, str) and order.isdecimal():
-        order = int(order)
+    if isinstance(order, str) and (seed := parse_whole(order)) is not None:
+        order = seed
     if isinstance(order, int):
         if not 0 <= order < 2**32:
             raise UsageError(f"the class order {order} is not a valid seed: use a whole number from 0 to {2**32 - 1}")
@@ -54,7 +59,7 @@ def class_order(order: Order, classes: int) -> list[int]:
             raise UsageError(f"the class order 'icarl' is for 100 classes, got {classes}: use 1993, natural or a list")
         return list(ICARL)
     if isinstance(order, str):
-        raise UsageError(f"unknown class order '{order}': use natural, icarl, a seed such as 1993, or a list")
+        raise UsageError(f"unknown class order {shown(order)}: use natural, icarl, a seed such as 1993, or a list")
     if sorted(order) != list(range(classes)):
         raise UsageError(f"a class order must contain each class from 0 to {classes - 1} once")
     return list(order)
@@ -87,7 +92,7 @@ def step_sizes(steps: Steps, classes: int) -> list[int]:
         return [classes // steps] * steps
     if any(size < 1 for size in steps) or sum(steps) != classes:
         raise UsageError(
-            f"steps of {', '.join(map(str, steps))} classes add up to {sum(steps)}, but there are {classes} classes: "
+            f"steps of {shown(list(steps))[1:-1]} classes add up to {sum(steps)}, but there are {classes} classes: "
             f"give each step at least 1, and {classes} in total"
         )
     return list(steps)
@@ -95,15 +100,18 @@ def step_sizes(steps: Steps, classes: int) -> list[int]:
 
 def _parse_steps(text: str) -> int | list[int]:
     try:
-        if text.isdecimal():
-            return int(text)
+        if (number := parse_whole(text)) is not None:
+            return number
         sizes: list[int] = []
         for part in text.split(","):
             size, _, times = part.partition("x")
-            sizes += [int(size)] * min(int(times or 1), 100_000)  # limits memory; no data set has as many classes
+            each, repeats = parse_whole(size.strip()), parse_whole(times.strip() or "1")
+            if each is None or repeats is None or len(sizes) > MAX_STEPS:
+                raise ValueError
+            sizes += [each] * min(repeats, MAX_STEPS)
         return sizes
     except ValueError as error:
-        raise UsageError(f"cannot parse the steps '{text}': use a number (5) or the sizes (50,10x5)") from error
+        raise UsageError(f"cannot parse the steps {shown(text)}: use a number (5) or the sizes (50,10x5)") from error
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from equipoise.engine.results import Label
 from equipoise.engine.settings import Settings
 from equipoise.engine.step import StepOutcome, measure_throughput, train_and_evaluate
 from equipoise.learn.backbones import Architecture
+from equipoise.learn.backbones.base import Backbone
 from equipoise.learn.extractor import ENGINES, Extractor
 from equipoise.learn.fit import Fit
 from equipoise.learn.loop import epoch_rows
@@ -44,7 +45,7 @@ class Learner:
     @staticmethod
     def create(settings: Settings, shape: Shape, augment: Augment) -> Learner:
         """Return a learner that knows nothing yet; settings that cannot work raise an error here."""
-        augment.check(shape[0])
+        augment.check(shape)
         memory = settings.make_memory()
         extractor = make_extractor(settings, shape, augment) if settings.net.frozen else None
         if extractor is not None:
@@ -86,19 +87,19 @@ class Learner:
 
 
 def make_extractor(
-    settings: Settings, shape: Shape, augment: Augment, weights: Mapping[str, Tensor] | None = None
+    settings: Settings, shape: Shape, augment: Augment, read: Callable[[Backbone], Mapping[str, Tensor]] | None = None
 ) -> Extractor:
-    """Return the frozen backbone of a learner; ``weights`` are those of a saved one.
+    """Return the frozen backbone of a learner; ``read`` returns the weights of a saved one for its network.
 
     A saved one is computed by torch if its engine is not installed here; see ``Extractor.engine``.
     """
     with preserve_rng():
         seed_everything(settings.seed, "build")
-        net = settings.architecture(shape, pretrained=weights is None)()
-    if weights is not None:
-        net.load_state_dict(weights)
+        net = settings.architecture(shape, pretrained=read is None)()
+    if read is not None:
+        net.load_state_dict(read(net))
     engine = settings.net.engine
-    if weights is not None and not all(map(available, ENGINES[engine])):
+    if read is not None and not all(map(available, ENGINES[engine])):
         engine = "torch"
     return Extractor(net, augment, settings.runtime, engine)
 

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from equipoise.engine.results import ClassResult, ErrorCounts, Label, StepResult
+
+
+@dataclass(frozen=True)
+class Metric:
+    """An accuracy that tables and charts can show, and its keys."""
+
+    title: str
+    accuracy: str
+    """Of a step, in StepResult."""
+    last: str
+    """Of a run, in summary.json, as are the following."""
+    average_without_first: str
+    average_with_first: str
+    forgetting: str | None = None
+
+
+TOP1 = Metric("top-1", "accuracy", "last", "average_without_first", "average_with_first", "forgetting")
+TOP5 = Metric("top-5", "accuracy_top5", "last_top5", "average_top5_without_first", "average_top5_with_first")
+METRICS = {"top1": TOP1, "top5": TOP5}
+
+
+def metrics_for(classes: int) -> list[Metric]:
+    """Return the metrics that are worth showing: with five classes or fewer, top-5 accuracy is always 100 %."""
+    return [TOP1, TOP5] if classes > 5 else [TOP1]
 
 
 def accuracy(correct: Tensor) -> float | None:
@@ -56,8 +81,7 @@ def per_class(labels: Tensor, predicted: Tensor, names: Sequence[Label]) -> list
 
 def macro_accuracy(classes: Sequence[ClassResult]) -> float | None:
     """Return the mean accuracy of the classes that have images, each counting the same; None if there are none."""
-    known = [result.accuracy for result in classes if result.accuracy is not None]
-    return sum(known) / len(known) if known else None
+    return _mean([result.accuracy for result in classes])
 
 
 def per_step(labels: Tensor, predicted: Tensor, sizes: Sequence[int]) -> list[float | None]:
@@ -78,15 +102,28 @@ def forgetting(history: Sequence[Sequence[float | None]]) -> float | None:
         now = history[last][j]
         if best and now is not None:
             falls.append(max(best) - now)
-    return sum(falls) / len(falls) if falls else None
+    return _mean(falls)
 
 
 def summarise(results: Sequence[StepResult]) -> dict[str, float | None]:
-    """Summarise a run; the paper averages without the first step, iCaRL, PODNet, DER and PyCIL with it."""
-    values = [result.accuracy for result in results if result.accuracy is not None] or [0.0]
-    return {
-        "average_without_first": sum(values[1:]) / len(values[1:]) if len(values) > 1 else None,
-        "average_with_first": sum(values) / len(values),
-        "last": values[-1],
-        "forgetting": forgetting([result.per_step for result in results]),
-    }
+    """Return the content of summary.json."""
+    return averages(results) | {"forgetting": forgetting([result.per_step for result in results])}
+
+
+def averages(results: Sequence[StepResult]) -> dict[str, float | None]:
+    """Return both averages and the last value of every metric; None where nothing was evaluated.
+
+    The paper averages without the first step, iCaRL, PODNet, DER and PyCIL with it.
+    """
+    found: dict[str, float | None] = {}
+    for metric in METRICS.values():
+        values = [getattr(result, metric.accuracy) for result in results]
+        found[metric.average_without_first] = _mean(values[1:])
+        found[metric.average_with_first] = _mean(values)
+        found[metric.last] = values[-1]
+    return found
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

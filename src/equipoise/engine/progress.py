@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from equipoise.core.console import make_console
 from equipoise.learn.stage import TrainListener
 
 
@@ -15,7 +16,7 @@ class ProgressBar(TrainListener):
     """Shows how far training is, its throughput and the time left."""
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or make_console()
         self.quiet = quiet
         self.progress: Progress | None = None
 

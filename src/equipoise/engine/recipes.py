@@ -8,16 +8,29 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from equipoise.core.config import build, parse_value
+from equipoise.core.config import parse_value
+from equipoise.core.files import read_file
+from equipoise.core.ranges import shown
 from equipoise.data import sources
-from equipoise.data.augment import Augment
 from equipoise.engine.settings import Settings, upgrade
 from equipoise.errors import UsageError, unknown_name
-from equipoise.learn.backbones import check_backbone
+from equipoise.learn.backbones import HUB, check_backbone
 from equipoise.methods import registry
 
 SECTIONS = ("data", "stream", "memory", "net", "train", "augment", "runtime", "fields")
 TEXTS = ("about", "dataset", "like")
+MAX_BYTES = 1 << 16
+"""Size of a recipe. The largest published one has 7,000 bytes."""
+MAX_DOTS = 200
+"""Dots in a line: tomllib needs the square of their number as memory for a dotted key."""
+MAX_PARENTS = 16
+"""Recipes that extend one another."""
+MAX_DEPTH = 6
+"""Levels of tables in a recipe, which is more than any setting needs."""
+
+
+FOR_USERS = {"devices": 1, "nodes": 1, "compile": False}
+"""Settings of the runtime that start processes, which listen on the network, or a compiler, and harmless values."""
 
 
 def recipe_names() -> list[str]:
@@ -28,15 +41,14 @@ def recipe_names() -> list[str]:
 
 def read_recipe(name: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read a published recipe by name or any TOML file by path; ``like`` names the recipe that it extends."""
+    if len(parents) > MAX_PARENTS:
+        raise UsageError(f"the recipe {parents[0]} extends more than {MAX_PARENTS} others: merge some of them")
     if name in parents:
         raise UsageError(f"the recipe {name} extends itself through {' and '.join(parents)}: remove one 'like'")
     if name.endswith(".toml"):
-        file = Path(name)
-        if not file.is_file():
-            raise UsageError(f"the recipe file {name} does not exist")
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_file(Path(name), MAX_BYTES, "the recipe file").decode()
+        except UnicodeDecodeError as error:
             raise UsageError(
                 f"cannot read the recipe file {name} ({error}): check that it is a UTF-8 text file"
             ) from error
@@ -44,16 +56,13 @@ def read_recipe(name: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
         text = (resources.files("equipoise") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
     else:
         raise unknown_name("recipe", name, recipe_names())
-    try:
-        recipe = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"the recipe {name} is not valid TOML: {error}") from error
+    recipe = _parse(name, text)
     for key, value in recipe.items():
         if key not in (*SECTIONS, *TEXTS, "methods"):
             raise unknown_name(f"section in the recipe {name}", key, (*SECTIONS, "methods"))
         if not isinstance(value, str if key in TEXTS else dict):
             kind = "string" if key in TEXTS else f"table, [{key}]"
-            raise UsageError(f"'{key}' in the recipe {name} must be a {kind}, got {value!r}")
+            raise UsageError(f"'{key}' in the recipe {name} must be a {kind}, got {shown(value)}")
     for method, special in recipe.get("methods", {}).items():
         registry.lookup(method)
         _check_sections(special, f"methods.{method} of the recipe {name}")
@@ -61,20 +70,45 @@ def read_recipe(name: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
     return recipe if like is None else _merge(read_recipe(like, (*parents, name)), recipe)
 
 
+def _parse(name: str, text: str) -> dict[str, Any]:
+    if any(line.count(".") > MAX_DOTS for line in text.split("\n") if not line.startswith("#")):
+        raise UsageError(f"the recipe {name} has a line with more than {MAX_DOTS} dots: divide it")
+    try:
+        recipe = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the recipe {name} is not valid TOML: {error}") from error
+    except (ValueError, ArithmeticError) as error:
+        raise UsageError(f"the recipe {name} has a value that is too large: correct it") from error
+    except RecursionError as error:
+        raise _nested(name) from error
+    tables: list[Any] = [recipe]
+    for _ in range(MAX_DEPTH):
+        inner = [value for table in tables for value in (table.values() if isinstance(table, dict) else table)]
+        tables = [value for value in inner if isinstance(value, dict | list)]
+    if tables:
+        raise _nested(name)
+    return recipe
+
+
+def _nested(name: str) -> UsageError:
+    return UsageError(f"the recipe {name} has values nested more than {MAX_DEPTH} levels deep: correct it")
+
+
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Merge two tables section by section; ``above`` wins."""
-    both = {key: _merge(below[key], value) for key, value in above.items() if isinstance(value, dict) and key in below}
+    tables = [key for key in above if isinstance(above[key], dict) and isinstance(below.get(key), dict)]
+    both = {key: _merge(below[key], above[key]) for key in tables}
     return below | above | both
 
 
 def _check_sections(sections: Any, where: str) -> None:
     if not isinstance(sections, Mapping):
-        raise UsageError(f"{where} must be a table of sections such as [train], got {sections!r}")
+        raise UsageError(f"{where} must be a table of sections such as [train], got {shown(sections)}")
     for section, values in sections.items():
         if section not in SECTIONS:
             raise unknown_name(f"section in {where}", section, SECTIONS)
         if not isinstance(values, Mapping):
-            raise UsageError(f"'{section}' in {where} must be a table of settings, got {values!r}")
+            raise UsageError(f"'{section}' in {where} must be a table of settings, got {shown(values)}")
 
 
 def resolve(
@@ -102,12 +136,27 @@ def resolve(
         for section in SECTIONS:
             merged[section] |= renamed.get(section, {})
     merged["data"] = sources.resolve_options(dataset, merged["data"])
-    build(Augment, merged["augment"], "augment")
     settings = Settings.build({"dataset": dataset, "method": method, "recipe": recipe, "seed": seed, **merged})
+    _check_allowed(recipe, merged, overrides)
     check_backbone(settings.net.backbone)
     if family == "wa" and settings.net.backbone.startswith("timm:") and "clip" not in overrides.get("fields", {}):
         settings.fields["clip"] = False  # clipping assumes features that are never negative (Sec. 4.3)
     return settings
+
+
+def _check_allowed(recipe: str, merged: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Raise an error if a recipe, which may be a stranger's, starts what reaches beyond this process."""
+    if merged["net"].get("weights") == HUB and overrides.get("net", {}).get("weights") != HUB:
+        raise UsageError(
+            f"the recipe {recipe} asks for a download of weights, which only you can allow: "
+            "add --weights hub (in Python, the setting net.weights), or choose other weights"
+        )
+    for name, harmless in FOR_USERS.items():
+        if merged["runtime"].get(name, harmless) != harmless and name not in overrides.get("runtime", {}):
+            raise UsageError(
+                f"the recipe {recipe} sets runtime.{name}, which only you can: remove it there, and add "
+                f"--set runtime.{name}={shown(merged['runtime'][name])} to the command"
+            )
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, dict[str, Any]]:

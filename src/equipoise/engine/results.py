@@ -6,17 +6,20 @@ Every file that holds results is read through ``read_results``, which checks typ
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
+from equipoise.core.json_files import format_json
 from equipoise.errors import RunError
 
 FORMAT = 2
 """1: equipoise 0.1.0 (fe23206). 2: one schema for runs and models."""
+
+MAX_STEPS = 100_000
+"""Steps of a run or model; a step takes 30 times as much memory as the shortest JSON for it."""
 
 Label = str | int | float | bool
 """The name of a class. Folders give strings; labels from Python may be numbers or booleans."""
@@ -157,7 +160,7 @@ class StepResult:
 def write_lines(results: Sequence[StepResult]) -> str:
     """Return the text of metrics.jsonl: one line per step."""
     try:
-        return "".join(json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n" for result in results)
+        return "".join(format_json(result.to_dict()) + "\n" for result in results)
     except ValueError as error:
         what = f"a figure of step {len(results)} is not finite ({error})"
         raise RunError(f"{what}: check whether training diverged") from error
@@ -168,6 +171,8 @@ def read_results(rows: Any, where: str, names: Sequence[Label] = ()) -> list[Ste
     try:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise TypeError("it is not a list of steps")
+        if len(rows) > MAX_STEPS:
+            raise ValueError(f"it has {len(rows)} steps, and at most {MAX_STEPS} are read")
         results = [msgspec.convert(_upgrade(row, names), StepResult) for row in rows]
         if [result.step for result in results] != list(range(1, len(rows) + 1)):
             raise ValueError("steps are missing")

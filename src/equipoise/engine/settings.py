@@ -5,35 +5,45 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from equipoise.core.config import build, convert, init_values
+from equipoise.core.ranges import Range, check_value, check_values, shown
+from equipoise.data.augment import Augment
 from equipoise.data.memory import Memory
 from equipoise.errors import UsageError
-from equipoise.learn.backbones import PRETRAINED_WEIGHTS, Architecture
+from equipoise.learn.backbones import HUB, PRETRAINED_WEIGHTS, Architecture
 from equipoise.learn.backbones.pretrained import PRETRAINED
 from equipoise.learn.extractor import Engine, best_engine
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
 from equipoise.methods import registry
 
+Classes = Annotated[int, Range(1, 10**6)]
+Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
+
 
 @dataclass(frozen=True)
 class StreamSettings:
     """How classes arrive."""
 
-    steps: int | str | tuple[int, ...] = 5
+    steps: Classes | str | tuple[Classes, ...] = 5
     """A number of equal steps, or their sizes: 5, "50,10x5"."""
-    order: int | str | tuple[int, ...] = "1993"
+    order: Annotated[int, Range(0, 2**32 - 1)] | str | tuple[Annotated[int, Range(0, 10**6)], ...] = "1993"
     """Class order: 1993 (or any seed), icarl, natural, or a list of class numbers."""
-    classes: int | None = None
+    classes: Classes | None = None
     """Use only the first classes of the order (none: all)."""
-    validation: int = 0
+    validation: Annotated[int, Range(0, 10**9)] = 0
     """Evaluate on this many held-out training images per class instead of test images, to choose settings."""
+
+    def __post_init__(self) -> None:
+        check_values(self, "stream")
 
 
 @dataclass(frozen=True)
@@ -41,8 +51,8 @@ class NetSettings:
     """Which network."""
 
     backbone: str = "resnet32"
-    """lite0, lite1, lite2 (with ImageNet weights), resnet32, resnet18, fast, fast-wide, small, tiny or timm:NAME; mlp
-    or identity for rows of features."""
+    """lite0, lite1, lite2 (with ImageNet weights), resnet32, resnet18, resnet18-cifar, fast, fast-wide, small, tiny or
+    timm:NAME; mlp or identity for rows of features."""
     flip_tta: bool = False
     """Average over an image and its horizontal flip in evaluation."""
     weights: str | None = None
@@ -50,14 +60,13 @@ class NetSettings:
     initialisation)."""
     frozen: bool = False
     """Never train the backbone: every image becomes a row of features, once, and methods work on these rows."""
-    input_size: int | None = None
+    input_size: Annotated[int, Range(8, 1024, why="pixels")] | None = None
     """Resize images to this side inside the network (none: the data's own size)."""
     engine: Engine = "auto"
     """What computes the features of a frozen lite0, lite1 or lite2 on a CPU; auto: onnxruntime if it is installed."""
 
     def __post_init__(self) -> None:
-        if self.input_size is not None and self.input_size < 8:
-            raise UsageError(f"net.input_size must be at least 8 pixels, got {self.input_size}")
+        check_values(self, "net")
         if self.engine == "auto":  # resolved here, so that a model's settings tell which it was
             object.__setattr__(self, "engine", best_engine(self.backbone) if self.frozen else "torch")
 
@@ -69,7 +78,7 @@ class Settings:
     dataset: str
     method: str
     recipe: str
-    seed: int
+    seed: Seed
     data: dict[str, Any]
     stream: StreamSettings
     memory: dict[str, Any]
@@ -80,6 +89,9 @@ class Settings:
     runtime: Runtime
     fields: dict[str, Any]
     """The method's hyper-parameters."""
+
+    def __post_init__(self) -> None:
+        check_value(self.seed, Seed, "seed")
 
     def make_memory(self) -> Memory:
         """Return an empty memory."""
@@ -104,16 +116,26 @@ class Settings:
     def identity_v1(self) -> dict[str, Any]:
         """Return what ``identity`` was in equipoise 0.1.0, which named interrupted steps after it."""
         plain = self.identity()
+        bias = plain["fields"].pop("bias")
+        if "clip" in plain["fields"]:  # only the WA family had one, after clip; the order of names counts
+            fields = list(plain["fields"].items())
+            fields.insert([name for name, _ in fields].index("clip") + 1, ("bias", bias))
+            plain["fields"] = dict(fields)
+        for section, added in ADDED.items():
+            plain[section] = {name: value for name, value in plain[section].items() if name not in added}
         for section, renamed in RENAMED.items():
             old = {new: old for old, new in renamed.items()}
             plain[section] = {old.get(name, name): value for name, value in plain[section].items()}
-        plain["net"] = {name: value for name, value in plain["net"].items() if name in ("backbone", "mirror")}
         return plain
 
     @staticmethod
     def from_identity(identity: Mapping[str, Any], runtime: Runtime | None = None) -> Settings:
         """Undo ``identity``; settings that were added since get their defaults."""
         plain = upgrade(identity, registry.field_names(identity["method"]))
+        weights = plain["net"].get("weights")
+        if weights is not None and not _IDENTITY.fullmatch(weights):
+            raise UsageError(f"net.weights must be the name and hash of a file, got {shown(weights)}")
+        plain["fields"] = {"bias": False} | FORMER.get(identity["method"], {}) | plain["fields"]
         hints = get_type_hints(Settings)
         for name in ("dataset", "method", "recipe", "seed", "data", "memory", "augment", "fields"):
             plain[name] = convert(plain[name], hints[name], name)
@@ -127,14 +149,20 @@ class Settings:
         sections = {"stream": StreamSettings, "net": NetSettings, "train": Schedule, "runtime": Runtime}
         built: dict[str, Any] = {name: build(kind, plain[name], name) for name, kind in sections.items()}
         built["memory"] = init_values(build(Memory, plain["memory"], "memory"))
+        augment = build(Augment, plain["augment"], "augment")
+        built["augment"] = {name: getattr(augment, name) for name in plain["augment"]}
         built["fields"] = init_values(registry.make(plain["method"], plain["fields"]))
         return Settings(**{**plain, **built})
+
+
+_IDENTITY = re.compile(rf"{PRETRAINED_WEIGHTS}|{HUB}|[^/\\\0]{{1,255}} \([0-9a-f]{{16}}\)")
+"""What ``weights_identity`` returns. A saved path is never opened, because a stranger may have written it."""
 
 
 def weights_identity(weights: str) -> str:
     """Return the name and hash of a file of weights, so that a run does not depend on where the file is."""
     file = Path(weights)
-    if weights == PRETRAINED_WEIGHTS or not file.is_file():
+    if weights == PRETRAINED_WEIGHTS or not os.path.isfile(weights):  # noqa: PTH113 - false for names that are too long
         return weights  # an identity already, or a file that will be reported when it is loaded
     state = file.stat()
     return f"{file.name} ({_hash(file, state.st_mtime_ns, state.st_size)})"
@@ -168,6 +196,27 @@ RENAMED: dict[str, dict[str, str]] = {
     },
 }
 """Settings of equipoise 0.1.0 that have another name now, by section."""
+
+
+ADDED: dict[str, tuple[str, ...]] = {
+    "memory": ("normalise",),
+    "net": ("weights", "frozen", "input_size", "engine"),
+    "train": ("versions", "first_milestones", "first_weight_decay", "warmup_epochs"),
+    "fields": (
+        "score",
+        "train_future",
+        "bias_fit",
+        "finetune",
+        "finetune_versions",
+        "finetune_augment",
+        "reinit_after",
+        "pools",
+        "stem",
+    ),
+}
+"""Settings that equipoise 0.1.0 did not have, by section."""
+FORMER: dict[str, dict[str, Any]] = {"il2m": {"score": "softmax"}}
+"""Fields that older versions did not store besides bias, with the values that they stood for, by method."""
 
 
 def upgrade(identity: Mapping[str, Any], own: Container[str] = ()) -> dict[str, Any]:

@@ -232,7 +232,7 @@ def unfairness(result: StepResult) -> str | None:
         return None
     favoured, others, true = ("new", "old", result.total_new) if gap > 0 else ("old", "new", result.total_old)
     return (
-        f"the model favours {favoured} classes: it predicts them for {(true + abs(gap)) / total:.0%} of the held-out "
-        f"images, but only {true / total:.0%} belong to them ({max(to_new, to_old)} {others} images predicted as "
-        f"{favoured} classes, {min(to_new, to_old)} the other way)"
+        f"the model favours {favoured} classes: it predicts them for {100 * (true + abs(gap)) / total:.0f} % of the "
+        f"evaluated images, but only {100 * true / total:.0f} % belong to them ({max(to_new, to_old)} {others} images "
+        f"predicted as {favoured} classes, {min(to_new, to_old)} the other way)"
     )

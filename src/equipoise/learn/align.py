@@ -38,11 +38,11 @@ def head_norms(head: LinearLike, norm: int = 1) -> Tensor:
 
 
 @torch.no_grad()
-def align_head(head: LinearLike, n_old: int, norm: int = 1, clamp: bool = True) -> float:
+def align_head(head: LinearLike, n_old: int, norm: int = 1, clamp: bool = True, scale_bias: bool = True) -> float:
     """Scale the new classes' rows in place so that their mean norm equals the old classes'; return γ (Eq. 6, 7).
 
-    γ also scales the bias of new classes, and so their logits as a whole (Eq. 9, Sec. 5.4). ``clamp`` limits γ to 1 as
-    the authors' code does, so new classes never get larger weights.
+    γ also scales the bias of new classes, and so their logits as a whole (Eq. 9, Sec. 5.4), unless ``scale_bias`` is
+    false. ``clamp`` limits γ to 1 as the authors' code does, so new classes never get larger weights.
 
     >>> layer = torch.nn.Linear(1, 2, bias=False)
     >>> _ = layer.weight.data.copy_(torch.tensor([[1.0], [4.0]]))
@@ -66,7 +66,7 @@ def align_head(head: LinearLike, n_old: int, norm: int = 1, clamp: bool = True) 
     if clamp:
         gamma = min(gamma, 1.0)
     head.weight[n_old:] *= gamma  # Eq. 6
-    if head.bias is not None:
+    if head.bias is not None and scale_bias:
         head.bias[n_old:] *= gamma
     return gamma
 

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from equipoise.learn.fit import Fit
+from equipoise.learn.head import Head
 from equipoise.learn.schedule import Schedule
 
 
 def finetune_head(fit: Fit, loss: Callable[[Tensor, Tensor], Tensor], schedule: Schedule, reinit: bool = False) -> None:
-    """Train only the head's rows on balanced exemplars; ``loss`` takes features and labels.
+    """Train only the head's rows and bias on balanced exemplars; ``loss`` takes features and labels.
 
     The schedule's learning rate applies to the head as it is, without the factors for weights trained beside it.
     """
     images = fit.select_balanced()
     if images is None:
         return
-    head = fit.method.head
+    head: Head = fit.method.head
     if reinit:
         head.grow(0, reinit=True)
 
@@ -30,4 +31,4 @@ def finetune_head(fit: Fit, loss: Callable[[Tensor, Tensor], Tensor], schedule: 
         return loss(features, y)
 
     schedule = replace(schedule, head_lr=1.0, divide_lr=False)
-    fit.train(images, loss_of_images, schedule, [head.weight], "head", frozen=True)
+    fit.train(images, loss_of_images, schedule, head.rows(), "head", frozen=True)

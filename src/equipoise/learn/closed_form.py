@@ -31,6 +31,7 @@ class ClosedForm(Method):
     """Give every class the same weight, however many images it has."""
 
     rehearsal = "kept"
+    has_linear_head = False  # its head always has a bias, which is solved for
     per_class = ("counts", "means")
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from equipoise.data.stream import Step
 from equipoise.errors import RunError
 from equipoise.learn.backbones.base import disabled
 from equipoise.learn.inference import InferencePass
-from equipoise.learn.loop import Loss, Stage, TrainingLoop
+from equipoise.learn.loop import MAIN, Loss, Stage, TrainingLoop
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
@@ -57,7 +57,7 @@ class Fit:
     def __post_init__(self) -> None:
         listener, store = self.listener or TrainListener(), self.store or StageStore()
         self.loop = TrainingLoop(self.method, self.step, self.augment, self.runtime, self.key, listener, store)
-        self._memory_updated = False
+        self._memory_updated = self._memory_final = False
 
     def train(
         self,
@@ -65,7 +65,7 @@ class Fit:
         loss: Loss | None = None,
         schedule: Schedule | None = None,
         parameters: Iterable[nn.Parameter] | None = None,
-        name: str = "train",
+        name: str = MAIN,
         augment: bool = True,
         frozen: bool = False,
     ) -> None:
@@ -89,7 +89,7 @@ class Fit:
             Keep the network in evaluation mode, so that batch norms do not change.
         """
         if not frozen:
-            self._memory_updated = False  # herding depends on the features
+            self._memory_updated = self._memory_final  # herding depends on the features
         if parameters is None:
             parameters = (p for p in self.method.parameters() if p.requires_grad)
         schedule = (schedule or self.schedule).for_step(self.step.index)
@@ -209,19 +209,22 @@ class Fit:
 
     # ---- exemplars
 
-    def update_memory(self, images: Images | None = None) -> Images | None:
+    def update_memory(self, images: Images | None = None, final: bool = False) -> Images | None:
         """Truncate the memory to the new quota and select this step's exemplars with the current features.
 
         Parameters
         ----------
         images
             What to select from (default: all images of the new classes).
+        final
+            Do not select again in this step, even if the network is trained further.
 
         Returns
         -------
         Images or None
             All exemplars, old classes included; None if there are none.
         """
+        self._memory_final |= final
         if not self._memory_updated:
             self._memory_updated = True
             with self.selecting():

@@ -56,12 +56,22 @@ class Head(nn.Module):
     def classes(self) -> int:
         return len(self.weight)
 
+    @property
+    def bound(self) -> float:
+        """Initial weights are uniform between ± this, as in torch's linear layers and the WA authors' code."""
+        return 1 / math.sqrt(self.features)
+
+    @torch.no_grad()
+    def reinitialise(self) -> None:
+        """Draw all rows again, in place, so that an optimizer keeps them."""
+        for _, rows in self._rows():
+            rows.uniform_(-self.bound, self.bound)
+
     @torch.no_grad()
     def grow(self, count: int, reinit: bool = False) -> None:
         """Add ``count`` randomly initialised rows; ``reinit`` initialises the old ones again too."""
-        bound = 1 / math.sqrt(self.features)  # torch's own initialisation of linear layers, and the WA authors'
         for name, old in self._rows():
-            grown = torch.empty(len(old) + count, *old.shape[1:], device=old.device).uniform_(-bound, bound)
+            grown = torch.empty(len(old) + count, *old.shape[1:], device=old.device).uniform_(-self.bound, self.bound)
             if not reinit:
                 grown[: len(old)] = old
             setattr(self, name, nn.Parameter(grown))
@@ -79,6 +89,10 @@ class Head(nn.Module):
             for name, old in self._rows():
                 shape = (rows, features)[: old.dim()]
                 setattr(self, name, nn.Parameter(old.new_empty(shape), old.requires_grad))
+
+    def rows(self) -> list[nn.Parameter]:
+        """Return weights and bias, without a learned scale."""
+        return [rows for _, rows in self._rows()]
 
     def _rows(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that have one row per class."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from equipoise.core import distributed
+from equipoise.core.ranges import Weight
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.base import disabled
 from equipoise.learn.loop import ForwardOf
@@ -24,9 +25,9 @@ class ImportanceMethod(Method):
     stores = "an importance and an anchor per weight"
     per_class = ("importance_head_weight", "anchor_head_weight", "importance_head_bias", "anchor_head_bias")
 
-    strength: float = 1.0
+    strength: Weight = 1.0
     """Weight of the penalty."""
-    cap: float = 1.0
+    cap: Weight = 1.0
     """Upper bound of an importance. Not in the papers: SGD diverges if strength × importance × learning rate exceeds 1
     for a single weight."""
 
@@ -54,12 +55,15 @@ class ImportanceMethod(Method):
         return loss + self.strength * self.penalty() if self.old else loss
 
     def consolidate(self, importance: dict[str, Tensor]) -> None:
-        """Add a step's importances to the stored ones, and make the current weights the anchors."""
+        """Add a step's importances to the stored ones, and make the current weights the anchors.
+
+        A step's importance may be negative in SI; their sum is limited to 0 … ``cap``.
+        """
         for name, weight in self.weights():
             known = self.get_buffer(f"importance_{name}")
             total = importance[name].clone()
             total[: len(known)] += known
-            total.clamp_(max=self.cap)
+            total.clamp_(min=0, max=self.cap)
             setattr(self, f"importance_{name}", total)
             setattr(self, f"anchor_{name}", weight.detach().clone())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,13 @@ from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 
 BATCH = 256
+BATCH_VALUES = BATCH * 3 * 224**2
+"""Values of a batch: images larger than those of ImageNet come in smaller batches."""
+
+
+def batch_size(shape: Sequence[int], most: int = BATCH) -> int:
+    """Return how many images of a shape are computed together."""
+    return max(1, min(most, BATCH_VALUES // math.prod(shape)))
 
 
 class InferencePass:
@@ -36,7 +44,7 @@ class InferencePass:
 
     def __init__(self, method: Method, images: Images, augment: Augment, runtime: Runtime, keep: bool = False) -> None:
         self.method, self.images, self.augment, self.runtime, self.keep = method, images, augment, runtime, keep
-        self._rows = torch.arange(len(images)).split(BATCH)
+        self._rows = torch.arange(len(images)).split(batch_size(images.store.shape))
         self._features: dict[int, Tensor] = {}
         self._state: dict[str, Tensor] = {}
 

@@ -18,6 +18,7 @@ from equipoise.data.augment import Augment
 from equipoise.data.images import Images, read_ahead
 from equipoise.data.stream import Step
 from equipoise.errors import RunError
+from equipoise.learn.address import training_address
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
@@ -25,6 +26,8 @@ from equipoise.learn.stage import StageState, StageStore, TrainListener, capture
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
+MAIN = "train"
+"""The name of a step's main stage."""
 CHUNK = 2**20
 """Values augmented at a time: 4 MB of floats, about 340 images of 32×32."""
 
@@ -65,7 +68,9 @@ class TrainingLoop:
         """Train one stage, or the rest of it."""
         number, self.stages, schedule = self.stages, self.stages + 1, stage.schedule
         optimizer = schedule.make_optimizer(stage.parameters)
-        done = distributed.broadcast(lambda: self.store.load(number)) or StageState(0, 0.0, {})
+        trained = self.store.trained if number == 0 else None
+        address = training_address(self.method, self.step, stage.images) if trained else None
+        done = distributed.broadcast(lambda: self._done(number, address)) or StageState(0, 0.0, {})
         if done.epochs:
             self._restore(done, optimizer)
         spent = done.seconds
@@ -78,17 +83,31 @@ class TrainingLoop:
         for epoch in range(done.epochs, schedule.epochs):
             started = time.perf_counter()
             self.method.train(not stage.frozen)
+            if stage.name == MAIN:
+                seed_everything(*self.key, number, "epoch", epoch, "start")
+                self.method.before_epoch(epoch)
             mean = self._epoch(stage, loss, optimizer, (*self.key, number), epoch)
-            if not math.isfinite(mean):
-                what = f"the loss became {mean} in epoch {epoch + 1} of step {self.step.index}"
-                raise distributed.report_once(RunError(f"{what}: lower train.lr (now {schedule.lr:g})"))
+            if not math.isfinite(mean) or not _all_finite(self.method):  # the last update comes after the last loss
+                what = f"the loss became {mean}" if not math.isfinite(mean) else "weights became infinite or NaN"
+                where = f"in epoch {epoch + 1} of step {self.step.index}"
+                raise distributed.report_once(RunError(f"{what} {where}: lower train.lr (now {schedule.lr:g})"))
             took = time.perf_counter() - started
             spent, self.seconds = spent + took, self.seconds + took
             if distributed.is_main():
                 with self.method.timer("checkpoint"):
-                    self.store.save(number, StageState(epoch + 1, spent, capture(self.method, optimizer)))
+                    state = StageState(epoch + 1, spent, capture(self.method, optimizer))
+                    self.store.save(number, state)
+                    if trained and address and state.epochs == schedule.epochs:
+                        trained.add(address, state)
             self.listener.epoch(epoch + 1, mean, schedule.lr_at(epoch + 1))
         seed_everything(*self.key, number, "after")  # the same whether the stage was trained or restored
+
+    def _done(self, number: int, address: str | None) -> StageState | None:
+        """Return the state of a stage that was interrupted, or that another run has trained."""
+        found = self.store.load(number)
+        if found is None and address is not None and self.store.trained is not None:
+            found = self.store.trained.find(address)
+        return found
 
     def _restore(self, done: StageState, optimizer: torch.optim.Optimizer) -> None:
         try:
@@ -113,8 +132,17 @@ class TrainingLoop:
         batches = [shown[place] for place in places]
         size = schedule.size_at(epoch, images.store.shape[1])
         flips = self.augment.flip_draws(len(shown), epoch, generator(*key, "mirror"))
+        versions = self.augment.choose_versions(len(shown), schedule.versions, generator(*key, "version", epoch))
         # every process draws for whole batches, so that all stay in step
-        draws = (self.augment.draw(len(place), random, None if flips is None else flips[place]) for place in places)
+        draws = (
+            self.augment.draw(
+                len(place),
+                random,
+                None if flips is None else flips[place],
+                None if versions is None else versions[place],
+            )
+            for place in places
+        )
         pixels_of = self._batch_pixels(images, batches, draws if stage.augment else None, size)
         total = torch.zeros((), device=runtime.device)
         for number, (batch, pixels) in enumerate(zip(batches, pixels_of, strict=True)):
@@ -157,10 +185,14 @@ class TrainingLoop:
 
 
 def epoch_rows(method: Method, step: Step, images: Images, schedule: Schedule) -> Tensor:
-    """Return the positions of the images that an epoch shows: all of them, and exemplars as often as scheduled."""
+    """Return the positions of the images that an epoch shows: all of them, and exemplars as often as scheduled.
+
+    With several versions of each image, all positions follow each other once per version.
+    """
     every = torch.arange(len(images))
     exemplars = every[images.labels < step.old] if method.rehearsal == "memory" else every[:0]
-    return torch.cat([every, exemplars.repeat(schedule.exemplar_repeats - 1)])
+    repeats = schedule.repeats(step.index, len(images) - len(exemplars), len(exemplars))
+    return torch.cat([every, exemplars.repeat(repeats - 1)]).repeat(schedule.versions)
 
 
 def _shuffled_batches(count: int, size: int, random: torch.Generator) -> list[Tensor]:
@@ -183,6 +215,11 @@ class ForwardOf(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.function(*inputs)
+
+
+def _all_finite(method: Method) -> bool:
+    parameters = [parameter.detach().isfinite().all() for parameter in method.parameters()]
+    return bool(torch.stack(parameters).all()) if parameters else True
 
 
 def _data_parallel(method: Method, loss: Loss, runtime: Runtime) -> Loss:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise.core.ranges import check_values
 from equipoise.core.seeding import preserve_rng
 from equipoise.data.memory import Memory
 from equipoise.data.stream import Step
@@ -20,21 +20,13 @@ from equipoise.learn.align import head_norms
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.base import backbones_of
 from equipoise.learn.head import Head
+from equipoise.learn.saved_state import match_state, upgrade_state
 from equipoise.learn.timer import Timer
 
 if TYPE_CHECKING:  # fit.py needs this module
     from equipoise.learn.fit import Fit
 
 T = TypeVar("T")
-_RENAMED = re.compile(r"\baid\b")
-
-
-class Variant(dict[str, Any]):
-    """Field values that a name of a method stands for, and what the name means."""
-
-    def __init__(self, about: str = "", **fields: Any) -> None:
-        super().__init__(fields)
-        self.about = about
 
 
 @dataclass(eq=False)
@@ -66,6 +58,10 @@ class Method(nn.Module):
     """The weight norm that results report, 1 or 2."""
     per_class: ClassVar[tuple[str, ...]] = ()
     """Names of buffers with one row per class, for ``keep_classes``; one may be None or empty at times."""
+    has_linear_head = True
+    """Each class has one row of weights, and may have a bias."""
+    bias: bool = False
+    """Give the head a bias."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -74,12 +70,9 @@ class Method(nn.Module):
         self.loo_logits: Tensor | None = None  # leave-one-out logits …
         self.loo_rows: Tensor | None = None  # … of these images of ``fit.everything``
         self.sizes: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.long))
-        for name in (field.name for field in fields(self)):
-            value = getattr(self, name)
-            if name.endswith("epochs") and value is not None and value < 1:
-                raise UsageError(f"method.{name} must be at least 1, got {value}")
-            if name == "temperature" and not value > 0:
-                raise UsageError(f"method.temperature must be positive, got {value}")
+        check_values(self, "method")
+        if self.bias and not self.has_linear_head:
+            raise UsageError(f"{next(iter(self.variants))} has no linear head for a bias: set method.bias=false")
 
     # ---- hooks: override what differs
 
@@ -117,7 +110,7 @@ class Method(nn.Module):
         features
             Number of features of the backbone.
         """
-        return Head(features)
+        return Head(features, self.bias)
 
     def begin(self, step: Step, fit: Fit) -> None:
         """Prepare for a step, before training; ``self.teacher`` is set already. Default: grow the head.
@@ -179,6 +172,15 @@ class Method(nn.Module):
         """
         logits: Tensor = self.head(features)
         return logits
+
+    def before_epoch(self, epoch: int) -> None:
+        """Change weights, before each epoch of the main stage.
+
+        Parameters
+        ----------
+        epoch
+            Number of the epoch, from 0.
+        """
 
     def after_backward(self) -> None:
         """Change gradients, after each backward pass."""
@@ -262,6 +264,19 @@ class Method(nn.Module):
             if value is not None:
                 self._buffers[name] = torch.empty_like(value, device=self.device)
 
+    def training_fields(self) -> dict[str, Any]:
+        """Return the hyper-parameters that ``loss`` and the hooks around it use in this step, after ``begin``.
+
+        A comparison trains once for runs that agree in them, and in their weights, teacher and images. The default
+        returns all fields. Override it to leave out those that matter only in ``begin`` and ``end``.
+
+        Returns
+        -------
+        dict
+            Names and values.
+        """
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def weight_norms(self, norm: int) -> Tensor | None:
         """Return the norm of each class's weights, for reports.
 
@@ -334,10 +349,9 @@ class Method(nn.Module):
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        own = hasattr(self, "aid")  # 0.1.0 called the auxiliary head so
-        state = {name if own else _RENAMED.sub("aux_head", name): value for name, value in state_dict.items()}
+        state = upgrade_state(self, state_dict)
         with preserve_rng():  # networks that are added here are initialised only to be overwritten
-            self.match_state(state)
+            match_state(self, state)
         loaded = super().load_state_dict(state, strict, assign)
         self.train(self.training)  # the mode of added networks
         return loaded

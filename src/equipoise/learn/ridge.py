@@ -27,9 +27,12 @@ CHOICES = 4_000_000
 """Logits, at most, that λ, temperature and offset are chosen on; more rows than that are sampled evenly."""
 SHOWN = 100_000_000
 """Leave-one-out logits, at most, that are returned; of more images, every second, third … is evaluated."""
-FEW_IMAGES = 0.45
-"""Offset of a class with one image where the data cannot tell (see docs/performance.md)."""
-OFFSETS = (0.0, 0.15, 0.3, FEW_IMAGES, 0.6, 0.75)
+FEW_IMAGES = 0.6
+"""Offset of a class with one image where the data cannot tell, relative to the mean score of the true class (see
+docs/performance.md)."""
+OFFSETS = (0.0, 0.2, 0.4, FEW_IMAGES, 0.8, 1.0)
+UNTESTED = 0.45
+"""Offset where there are no such scores, because fewer than two classes have several images."""
 PRIOR = 0.1
 """Penalty for other offsets, so that a few more or fewer images in a class decide nothing."""
 TEMPERATURE, SPREAD = 0.05, 0.7
@@ -258,24 +261,28 @@ def choose_ridge(
     """
     counts = path.known.counts
     several = counts > 1
-    default = (FEW_IMAGES if path.known.even else 0.0) if offset is None else offset
+    default, alone = (FEW_IMAGES, UNTESTED) if path.known.even else (0.0, 0.0)
     step = max(1, -(-len(labels) * path.classes // CHOICES))
     rows = torch.arange(0, len(labels), step)
     rows = rows[several[labels[rows]]]
     if several.sum() < 2 or not len(rows):
-        return strength or path.scale, ONE_EACH, default
+        return strength or path.scale, ONE_EACH, alone if offset is None else offset
     z, y = path.project(features[rows]), labels[rows]
     few = 1 / counts[several].sqrt()
     column = several.cumsum(0) - 1
     share = 1 / torch.bincount(y, minlength=path.classes).double()[y]
     share /= share.sum()
-    offsets = OFFSETS if path.known.even and few.min() < few.max() and offset is None else (default,)
+    offsets = OFFSETS if path.known.even and few.min() < few.max() else (default,)
     best = (math.inf, 0.0, 0.0, 0.0)
     for candidate in path.strengths() if strength is None else [strength]:
         scores = path.leave_one_out(z, y, candidate)[:, several]
-        for extra in offsets:
+        # Images in wrong classes, or a large λ, make all scores small. An offset that ignores this would make a class
+        # of one image win everywhere.
+        typical = max((share @ scores.gather(1, column[y][:, None])[:, 0]).item(), 0.0)
+        extras = {value: value * typical for value in offsets} if offset is None else {default: offset}
+        for relative, extra in extras.items():
             loss, temperature = best_temperature(scores, few * extra, column[y], share)
-            best = min(best, (loss + PRIOR * (extra - default) ** 2, candidate, temperature, extra))
+            best = min(best, (loss + PRIOR * (relative - default) ** 2, candidate, temperature, extra))
     return best[1:]
 
 
@@ -284,8 +291,10 @@ def best_temperature(
 ) -> tuple[float, float]:
     """Return the least loss over temperatures, by golden-section search in their logarithm, and that temperature."""
 
+    shifted = scores + extra
+
     def loss(exponent: float) -> float:
-        log_p = F.log_softmax((scores + extra) / 10**exponent, 1).gather(1, labels[:, None])[:, 0]
+        log_p = F.log_softmax(shifted / 10**exponent, 1).gather(1, labels[:, None])[:, 0]
         unexpected = math.log(10**exponent / expected) / SPREAD
         return -(share @ log_p).item() + unexpected**2 / 2 / len(labels)
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.ranges import Range, check_values, shown
 from equipoise.core.signals import defer_signals
 from equipoise.errors import UsageError
 from equipoise.learn.backbones.base import backbones_of
+
+CORES = os.cpu_count() or 1
+Threads = Annotated[int, Range(1, max(64, 4 * CORES), why="4 per core of this machine, or 64")]
+Processes = Annotated[int, Range(1, max(8, CORES), why="one per core of this machine, or 8")]
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,11 @@ class Runtime:
     """cpu, cuda, cuda:1, mps, …"""
     precision: Literal["32", "bf16", "auto"] = "32"
     """32-bit floats, bfloat16 in backbones, or auto: bfloat16 where the processor supports it."""
-    threads: int | None = None
+    threads: Threads | None = None
     """CPU threads per process (none: torch's default, or the cores divided among several processes)."""
-    devices: int = 1
+    devices: Processes = 1
     """Processes per machine that train together, each with its own device or its part of the CPU."""
-    nodes: int = 1
+    nodes: Annotated[int, Range(1, 10**4)] = 1
     """Machines that train together."""
     channels_last: bool = True
     """Use the channels-last memory format, which is faster for most networks and devices."""
@@ -38,15 +44,11 @@ class Runtime:
     """Compile the backbones with torch.compile: takes a minute or two, then faster on GPUs."""
 
     def __post_init__(self) -> None:
+        check_values(self, "runtime")
         try:
             torch.zeros(1, device=self.device).item()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise UsageError(f"the device '{self.device}' is not available here: try --device cpu") from error
-        for name in ("threads", "devices", "nodes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"runtime.{name} must be at least 1, got {value}")
-
+        except (RuntimeError, AssertionError, ImportError) as error:
+            raise UsageError(f"the device {shown(self.device)} is not available here: try --device cpu") from error
         if self.precision == "auto":  # resolved here, so that a run's settings tell which it was
             object.__setattr__(self, "precision", "bf16" if _computes_bf16(torch.device(self.device)) else "32")
 
@@ -55,10 +57,11 @@ class Runtime:
         """CPU threads of this process."""
         return self.threads or torch.get_num_threads()
 
-    def start(self) -> None:
-        """Configure the process for training."""
-        with defer_signals():  # the first optimizer would import it, at the cost of the first step's 3 seconds
-            importlib.import_module("torch._dynamo")
+    def start(self, trains: bool = True) -> None:
+        """Configure the process for learning; ``trains`` if there will be an optimizer."""
+        if trains:
+            with defer_signals():  # the first optimizer would import it, at the cost of the first step's 3 seconds
+                importlib.import_module("torch._dynamo")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 

@@ -6,53 +6,67 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
 
+from equipoise.core.ranges import Epochs, Fraction, Positive, Range, Weight, check_values, shown
 from equipoise.errors import UsageError
 from equipoise.learn.muon import Muon
+
+Repeats = Annotated[int, Range(1, 10**4)]
+Momentum = Annotated[float, Range(0, 1, below=True)]
+Milestones = tuple[Annotated[int, Range(0, 10**9)], ...]
 
 
 @dataclass(frozen=True)
 class Schedule:
     """One training stage: how long, with which optimizer and learning rate."""
 
-    epochs: int = 10
+    epochs: Epochs = 10
     """Passes over the images."""
-    first_epochs: int | None = None
+    first_epochs: Epochs | None = None
     """Epochs in the first step (none: the same as in the others)."""
-    exemplar_repeats: int = 1
+    exemplar_repeats: Repeats = 1
     """How often an epoch shows each exemplar; new images are shown once."""
     multiply_repeats: bool = False
-    """Multiply exemplar_repeats by the step's number, so that a class with ever fewer exemplars is shown as often."""
-    batch_size: int = 64
+    """Multiply exemplar_repeats by the step's number, because a class has ever fewer exemplars. An epoch never shows
+    more exemplars than new images."""
+    versions: Repeats = 1
+    """How many versions of each image an epoch shows (EEIL: 12; augment.versions says which)."""
+    batch_size: Annotated[int, Range(2, 2**24, why="batch norm needs two images")] = 64
     """Images per update."""
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
     """Optimizer. muon uses orthogonalised updates for convolutions and SGD with Nesterov momentum for the rest."""
-    lr: float = 0.1
+    lr: Positive = 0.1
     """Peak learning rate."""
-    conv_lr: float = 1.0
+    conv_lr: Positive = 1.0
     """Factor of lr for convolutions (muon)."""
-    conv_momentum: float = 0.6
+    conv_momentum: Momentum = 0.6
     """Momentum of convolutions (muon)."""
-    head_lr: float = 1.0
+    head_lr: Positive = 1.0
     """Factor of lr for matrices such as the head (muon)."""
     lr_schedule: Literal["constant", "milestones", "cosine", "one-cycle"] = "cosine"
     """Constant, multiplied by factor at milestones, cosine to zero, or one-cycle (linear up and down)."""
-    milestones: tuple[int, ...] = ()
+    milestones: Milestones = ()
     """Epochs after which the learning rate is multiplied by factor."""
-    factor: float = 0.1
+    first_milestones: Milestones | None = None
+    """Milestones in the first step (none: the same as in the others)."""
+    warmup_epochs: Annotated[int, Range(0, 10**9)] = 0
+    """Epochs in which the learning rate rises linearly to lr, with constant or milestones (DER)."""
+    factor: Fraction = 0.1
     """Factor of the learning rate at a milestone."""
-    warmup: float = 0.2
+    warmup: Fraction = 0.2
     """Fraction of the epochs in which one-cycle rises to the peak."""
-    momentum: float = 0.9
+    momentum: Momentum = 0.9
     """Momentum of SGD, or the first β of Adam."""
     nesterov: bool = False
     """Use Nesterov momentum."""
-    weight_decay: float = 1e-4
+    weight_decay: Weight = 1e-4
     """L2 penalty on all weights (decoupled with adamw; not on convolutions with muon)."""
+    first_weight_decay: Weight | None = None
+    """Weight decay in the first step (none: the same as in the others)."""
     divide_weight_decay: bool = False
     """Divide weight_decay by the step's number, from 1 (the WA authors' code)."""
     divide_lr: bool = False
@@ -62,60 +76,52 @@ class Schedule:
     Muon's updates do not depend on the scale of the loss, so this setting scales them. The head keeps its learning
     rate: it learns as many new rows in every step.
     """
-    sizes: tuple[float, ...] = (1.0,)
+    sizes: tuple[Annotated[float, Range(0, 1, above=True)], ...] = (1.0,)
     """Fractions of the image size to train at, one after another."""
-    size_milestones: tuple[float, ...] = ()
+    size_milestones: tuple[Fraction, ...] = ()
     """Fractions of the epochs after which the next of sizes begins."""
     shrink_first_only: bool = False
     """Use sizes in the first step only: teachers predict badly on small images, and the filters forget large ones."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 2:
-            raise UsageError(f"train.batch_size must be at least 2 for batch norm, got {self.batch_size}")
-        limits = {"epochs": 10**9, "first_epochs": 10**9, "exemplar_repeats": 10**4, "batch_size": 2**24}
-        for name, most in limits.items():
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"train.{name} must be at least 1, got {value}")
-            if value is not None and value > most:  # more would only fill the memory, or overflow
-                raise UsageError(f"train.{name} must be at most {most:,}, got {value:,}")
-        for name in ("lr", "conv_lr", "head_lr"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"train.{name} must be positive, got {getattr(self, name)}")
-        for name in ("momentum", "conv_momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        check_values(self, "train")
         if self.nesterov and self.momentum == 0:
             raise UsageError("train.nesterov needs a momentum above 0")
-        if not self.weight_decay >= 0:
-            raise UsageError(f"train.weight_decay must not be negative, got {self.weight_decay}")
-        if len(self.sizes) != len(self.size_milestones) + 1 or not all(0 < size <= 1 for size in self.sizes):
-            raise UsageError("train.sizes must be fractions between 0 and 1, one more than train.size_milestones")
-        if not 0 <= self.warmup <= 1:
-            raise UsageError(f"train.warmup must be a fraction between 0 and 1, got {self.warmup}")
-        fewest = min(self.epochs, self.first_epochs or self.epochs)
-        if self.lr_schedule == "milestones" and any(milestone >= fewest for milestone in self.milestones):
+        if len(self.sizes) != len(self.size_milestones) + 1:
+            raise UsageError("train.sizes must have one value more than train.size_milestones")
+        if self.lr_schedule == "milestones":
+            first = self.milestones if self.first_milestones is None else self.first_milestones
+            self._check_milestones("milestones", self.milestones, self.epochs)
+            which = "milestones" if self.first_milestones is None else "first_milestones"
+            self._check_milestones(which, first, self.first_epochs or self.epochs)
+
+    @staticmethod
+    def _check_milestones(name: str, milestones: tuple[int, ...], epochs: int) -> None:
+        if any(milestone >= epochs for milestone in milestones):
             raise UsageError(
-                f"train.milestones {list(self.milestones)} lie beyond the {fewest} epochs: "
+                f"train.{name} {shown(list(milestones))} lie beyond the {epochs} epochs: "
                 "set earlier milestones or another train.lr_schedule"
             )
 
     def for_step(self, index: int) -> Schedule:
         """Return the schedule of step ``index``, from 1."""
-        decay = self.weight_decay / index if self.divide_weight_decay else self.weight_decay
+        own = self.first_weight_decay if index == 1 else None
+        decay = self.weight_decay if own is None else own
         divisor = index if self.divide_lr else 1
         full = self.shrink_first_only and index > 1
+        first = self.first_milestones if index == 1 else None
         return dataclasses.replace(
             self,
             epochs=self.first_epochs or self.epochs if index == 1 else self.epochs,
             first_epochs=None,
-            weight_decay=decay,
+            milestones=self.milestones if first is None else first,
+            first_milestones=None,
+            weight_decay=decay / index if self.divide_weight_decay else decay,
+            first_weight_decay=None,
             divide_weight_decay=False,
             lr=self.lr / divisor,
             head_lr=self.head_lr * divisor,
             divide_lr=False,
-            exemplar_repeats=self.exemplar_repeats * (index if self.multiply_repeats else 1),
-            multiply_repeats=False,
             sizes=(1.0,) if full else self.sizes,
             size_milestones=() if full else self.size_milestones,
         )
@@ -123,16 +129,25 @@ class Schedule:
     def for_stage(self, **changes: Any) -> Schedule:
         """Return the schedule of a further stage: each image once per epoch at full size, with the given changes.
 
-        Milestones belong to the main stage's epochs, so they are dropped unless given.
+        Milestones, warm-up and the first step's own settings belong to the main stage: they are dropped unless given.
         """
-        once: dict[str, Any] = {"first_epochs": None, "exemplar_repeats": 1, "multiply_repeats": False}
-        changes.setdefault("milestones", ())
-        return dataclasses.replace(self, **once, sizes=(1.0,), size_milestones=(), **changes)
+        once: dict[str, Any] = {"first_epochs": None, "exemplar_repeats": 1, "multiply_repeats": False, "versions": 1}
+        own = {"milestones": (), "first_milestones": None, "first_weight_decay": None, "warmup_epochs": 0}
+        return dataclasses.replace(self, sizes=(1.0,), size_milestones=(), **(once | own | changes))
 
     @staticmethod
     def adam(**changes: Any) -> Schedule:
         """Return the schedule of a stage of its own: Adam with a constant learning rate, with the given changes."""
         return Schedule(optimizer="adam", lr_schedule="constant", weight_decay=0.0, **changes)
+
+    def repeats(self, index: int, new: int, exemplars: int) -> int:
+        """Return how often an epoch of step ``index`` shows each exemplar, with so many new images and exemplars.
+
+        >>> [Schedule(multiply_repeats=True).repeats(5, new, 2000) for new in (10_000, 5_000, 2_500)]
+        [5, 2, 1]
+        """
+        most = max(new // max(exemplars, 1), 1)
+        return self.exemplar_repeats * (min(index, most) if self.multiply_repeats else 1)
 
     def size_at(self, epoch: int, full: int) -> int:
         """Return the side of the training images in an epoch, from 0, if their full side is ``full``.
@@ -152,7 +167,9 @@ class Schedule:
         >>> Schedule(epochs=2, sizes=(0.5, 1.0), size_milestones=(0.5,)).pixels
         0.625
         """
-        return sum(self._size_at(epoch) ** 2 for epoch in range(self.epochs)) / self.epochs
+        begins = sorted(min(math.ceil(milestone * self.epochs), self.epochs) for milestone in self.size_milestones)
+        spans = zip(self.sizes, [0, *begins], [*begins, self.epochs], strict=True)
+        return sum((end - begin) * size**2 for size, begin, end in spans) / self.epochs
 
     def lr_at(self, time: float) -> float:
         """Return the learning rate after ``time`` epochs, which may be fractional.
@@ -161,6 +178,8 @@ class Schedule:
         0.5
         """
         progress = time / self.epochs
+        if self.lr_schedule in ("constant", "milestones") and time < self.warmup_epochs:
+            return self.lr * (math.floor(time) + 1) / self.warmup_epochs  # an epoch at a time, as in DER's code
         if self.lr_schedule == "milestones":
             return self.lr * self.factor ** sum(math.floor(time) >= milestone for milestone in self.milestones)
         if self.lr_schedule == "cosine":

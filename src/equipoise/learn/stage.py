@@ -21,8 +21,22 @@ class StageState:
     """The directory it was read from, for errors."""
 
 
+class TrainedStages:
+    """Main stages that other runs have trained from the same start, by address; this one has none."""
+
+    def find(self, address: str) -> StageState | None:
+        """Return the state after the last epoch, or None if no run has trained this."""
+        return None
+
+    def add(self, address: str, state: StageState) -> None:
+        """Keep the state after the last epoch for other runs."""
+
+
 class StageStore:
     """Where the stages of the current step are saved; this one saves nothing."""
+
+    trained: TrainedStages | None = None
+    """What other runs have trained."""
 
     def load(self, stage: int) -> StageState | None:
         """Return the state of a stage, or None if it has not begun."""

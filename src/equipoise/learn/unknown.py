@@ -19,6 +19,8 @@ from equipoise.learn.bursts import CHUNK
 
 ENOUGH = 1.0
 """A statistic that is higher than this says no more: a logit may be high for an image that looks like nothing known."""
+WIDEST = 2**17
+"""Features of an image, at most."""
 POINTS = 1001
 """Points of the distribution of known images' scores that are kept."""
 SLOPE = -2.0
@@ -113,12 +115,21 @@ class Familiarity:
     def of(tensors: Mapping[str, Tensor]) -> Familiarity:
         """Undo ``tensors``; raises an error for wrong shapes."""
         means, counts, expected, quantiles = (tensors[n] for n in ("means", "counts", "expected", "quantiles"))
-        fits = means.dim() == 2 and means.shape[:1] == counts.shape
-        fits = fits and expected.shape == (2, 3) and quantiles.shape == (POINTS,)
-        if not fits or not all(part.is_floating_point() for part in (means, counts, expected, quantiles)):
-            raise ValueError("what it knows about unknown images does not fit together")
+        check_calibration(tensors, len(counts))
         logit, cosine = (Expectation(*row) for row in expected.tolist())
+        if not (counts.min() >= 0 and min(logit.spread, cosine.spread) > 0 and (quantiles.diff() >= 0).all()):
+            raise ValueError("what it knows about unknown images has impossible values")
         return Familiarity(means, counts, logit, cosine, quantiles)
+
+
+def check_calibration(tensors: Mapping[str, Tensor], classes: int) -> None:
+    """Raise ValueError unless the calibration has the types and shapes of this many classes; values do not matter."""
+    shapes = {"temperature": (), "counts": (classes,), "expected": (2, 3), "quantiles": (POINTS,)}
+    for name, value in tensors.items():
+        width = value.shape[1:] if name == "means" else ()
+        fits = len(width) == 1 and width[0] <= WIDEST if name == "means" else name in shapes
+        if not fits or value.shape != shapes.get(name, (classes, *width)) or not value.is_floating_point():
+            raise ValueError(f"its calibration has an unknown {name}, or one that does not fit {classes} classes")
 
 
 def class_cosines(features: Tensor, means: Tensor) -> Tensor:

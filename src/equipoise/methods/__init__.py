@@ -6,6 +6,7 @@ docs/add-a-method.md explains the hooks. ``registry.py`` finds the methods by na
 """
 
 from equipoise.core.distributed import all_reduce_sum, subset_mean, world_size
+from equipoise.core.ranges import Epochs, Fraction, Length, Positive, Range, Temperature, Weight
 from equipoise.core.seeding import Key, generator, seed_for
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images, join
@@ -23,30 +24,41 @@ from equipoise.learn.fit import Fit
 from equipoise.learn.head import Head
 from equipoise.learn.importance import ImportanceMethod, mean_over_images
 from equipoise.learn.losses import distill, distill_groups, distillation_weight, sigmoid_distill, weighted_distill
-from equipoise.learn.method import Method, Variant
+from equipoise.learn.method import Method
 from equipoise.learn.ridge import Moments, RidgePath, choose_ridge, fit_ridge
+from equipoise.learn.saved_state import check_part, check_width
 from equipoise.learn.schedule import Schedule
+from equipoise.learn.variant import Variant
 
 __all__ = [
     "Architecture",
     "Augment",
     "Backbone",
     "ClosedForm",
+    "Epochs",
     "Fit",
+    "Fraction",
     "Head",
     "Images",
     "ImportanceMethod",
     "Key",
+    "Length",
     "Memory",
     "Method",
     "Moments",
+    "Positive",
+    "Range",
     "RidgePath",
     "Schedule",
     "Step",
+    "Temperature",
     "UsageError",
     "Variant",
+    "Weight",
     "align_head",
     "all_reduce_sum",
+    "check_part",
+    "check_width",
     "choose_ridge",
     "class_means",
     "conv3x3",

@@ -1,12 +1,12 @@
 """ACIL: learn features in the first step, then ridge regression on a random expansion of them."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.methods import Architecture, Fit, Head, Step
+from equipoise.methods import Architecture, Fit, Head, Range, Step
 from equipoise.methods.ranpac import RanPAC
 
 
@@ -17,7 +17,7 @@ class ACIL(RanPAC):
     On a backbone that is frozen from the start, this is RanPAC with another width.
     """
 
-    projection: int = 8192
+    projection: Annotated[int, Range(1, 20_000)] = 8192
     """Width of the random expansion (the authors' buffer)."""
 
     paper = (

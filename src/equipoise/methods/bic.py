@@ -1,13 +1,26 @@
 """BiC: bias correction with two parameters, fitted on held-out images."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Images, Method, Schedule, Step, generator, hold_out, join, weighted_distill
+from equipoise.methods import (
+    Epochs,
+    Fit,
+    Images,
+    Method,
+    Positive,
+    Schedule,
+    Step,
+    Temperature,
+    generator,
+    hold_out,
+    join,
+    weighted_distill,
+)
 
 EVERY = 10
 """One exemplar in ten is used to fit α and β."""
@@ -27,12 +40,18 @@ class BiC(Method):
     corrects = True
     stores = "two numbers"
 
-    temperature: float = 2.0
+    bias: bool = True
+    """Give the head a bias."""
+    temperature: Temperature = 2.0
     """Temperature T of the distillation."""
-    bias_epochs: int = 100
+    bias_epochs: Epochs = 100
     """Epochs in which α and β are fitted."""
-    bias_lr: float = 0.01
-    """Adam's learning rate for α and β."""
+    bias_lr: Positive = 0.01
+    """Learning rate for α and β (authors' code: 0.1)."""
+    bias_fit: Literal["adam", "sgd"] = "adam"
+    """How α and β are fitted. adam: with batch norms in evaluation mode. sgd: as in the authors' code, with momentum, a
+    learning rate divided by ten after 30, 60, 80 and 90 % of the epochs, a penalty of β²/20, and batch norms in
+    training mode (their statistics are restored afterwards)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,18 +92,39 @@ class BiC(Method):
         facts = {}
         if step.old and len(self.held) > len(self.held_new):
             self.pair.requires_grad_(True)
-            schedule = Schedule.adam(epochs=self.bias_epochs, batch_size=128, lr=self.bias_lr)
-            fit.train(self.held, self.bias_loss, schedule, [self.pair], "bias", augment=False, frozen=True)  # Eq. 5
+            self.fit_bias(fit)
             self.pair.requires_grad_(False)
             facts = {"alpha": self.pair[0].item(), "beta": self.pair[1].item()}
         self.update_memory(fit)
         del self.held, self.held_new, self.trained_new  # a snapshot of the model must not copy images
         return facts
 
+    def fit_bias(self, fit: Fit) -> None:
+        if self.bias_fit == "adam":
+            schedule = Schedule.adam(epochs=self.bias_epochs, batch_size=128, lr=self.bias_lr)
+            fit.train(self.held, self.bias_loss, schedule, [self.pair], "bias", augment=False, frozen=True)
+            return
+        milestones = tuple(dict.fromkeys(int(part * self.bias_epochs) for part in (0.3, 0.6, 0.8, 0.9)))
+        schedule = fit.schedule.for_stage(
+            epochs=self.bias_epochs,
+            optimizer="sgd",
+            lr=self.bias_lr,
+            lr_schedule="milestones",
+            milestones=milestones,
+            weight_decay=0.0,
+            divide_lr=False,
+        )
+        before = {name: value.clone() for name, value in self.backbone.named_buffers()}
+        fit.train(self.held, self.bias_loss, schedule, [self.pair], "bias", augment=False)
+        for name, value in self.backbone.named_buffers():
+            value.copy_(before[name])
+
     def bias_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Eq. 5; the authors' code adds a penalty on β."""
         with torch.no_grad():
             logits = self.logits(x)
-        return F.cross_entropy(self.correct(logits), y)
+        loss = F.cross_entropy(self.correct(logits), y)
+        return loss + 0.05 * self.pair[1] ** 2 if self.bias_fit == "sgd" else loss
 
     def update_memory(self, fit: Fit) -> None:
         """Select exemplars among the trained images, and put the held-out images between them."""

@@ -1,22 +1,38 @@
 """EEIL: End-to-End Incremental Learning."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Method, Schedule, Step, distill, distill_groups, seed_for
+from equipoise.methods import (
+    Epochs,
+    Fit,
+    Method,
+    Positive,
+    Range,
+    Schedule,
+    Step,
+    Temperature,
+    Weight,
+    distill,
+    distill_groups,
+    seed_for,
+)
 
 
 @dataclass(eq=False)
 class EEIL(Method):
     """Distillation per step, gradient noise, then fine-tuning on balanced exemplars.
 
-    Deviations: the authors' code trains on twelve versions of each image per epoch (ours on one, drawn at random), has
-    a longer first step, distils the old heads from the model before fine-tuning too, and uses η / (1 + epoch)^0.55
-    as the noise's standard deviation, where the text has η / (1 + t)^0.55 as its variance.
+    An epoch of the authors' code has twelve versions of each image: ``train.versions``, ``augment.versions`` and
+    ``finetune_versions`` in the recipes.
+
+    Deviations: the authors' code draws these versions once per step (ours in each epoch), distils the old heads from
+    the model before fine-tuning too, and uses η / (1 + epoch)^0.55 as the noise's standard deviation, where the text
+    has η / (1 + t)^0.55 as its variance.
     """
 
     paper = "Castro et al., End-to-End Incremental Learning, ECCV 2018"
@@ -24,16 +40,22 @@ class EEIL(Method):
     uses_teacher = True
     corrects = True
 
-    temperature: float = 2.0
+    bias: bool = True
+    """Give the head a bias."""
+    temperature: Temperature = 2.0
     """Temperature T of the distillation."""
-    noise: float = 0.3
+    noise: Weight = 0.3
     """η of the gradient noise, whose variance is η / (1 + t)^0.55 at update t; 0 turns it off."""
-    noise_decay: float = 0.55
+    noise_decay: Annotated[float, Range(0, 10)] = 0.55
     """Exponent of the noise's decay."""
-    finetune_epochs: int = 30
+    finetune_epochs: Epochs = 30
     """Epochs of the balanced fine-tuning."""
-    finetune_lr: float = 0.01
+    finetune_lr: Positive = 0.01
     """Learning rate of the fine-tuning, divided by ten after each third of the epochs."""
+    finetune_versions: Annotated[int, Range(1, 10**4)] = 1
+    """Versions of each image in an epoch of the fine-tuning (authors: 12 on CIFAR, 1 on ImageNet)."""
+    finetune_augment: bool = True
+    """Augment the images of the fine-tuning (authors: not on ImageNet)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +111,7 @@ class EEIL(Method):
             lr_schedule="milestones",
             milestones=(third, 2 * self.finetune_epochs // 3) if third else (),
             weight_decay=fit.schedule.weight_decay,
+            versions=self.finetune_versions,
         )
-        fit.train(images, finetune_loss, schedule, name="balance")
+        fit.train(images, finetune_loss, schedule, name="balance", augment=self.finetune_augment)
         return {}

@@ -1,12 +1,12 @@
 """EWC: elastic weight consolidation."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.methods import Fit, ImportanceMethod, Step, mean_over_images
+from equipoise.methods import Fit, ImportanceMethod, Range, Step, Weight, mean_over_images
 
 
 @dataclass(eq=False)
@@ -19,11 +19,11 @@ class EWC(ImportanceMethod):
     paper = "Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017"
     variants: ClassVar = {"ewc": {}}
 
-    strength: float = 100.0
+    strength: Weight = 100.0
     """λ/2 of Eq. 3; the steps' Fisher informations are summed."""
-    cap: float = 0.01
+    cap: Weight = 0.01
     """Upper bound of an importance, so that SGD does not diverge (not in the paper)."""
-    samples: int = 500
+    samples: Annotated[int, Range(1, 10**9)] = 500
     """Number of images to estimate the Fisher information on."""
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:

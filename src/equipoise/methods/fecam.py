@@ -1,27 +1,27 @@
 """FeCAM: a Mahalanobis distance with a covariance matrix of its own for each class."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Method, Step, UsageError
+from equipoise.methods import Fit, Method, Range, Step, UsageError, Weight
 
 
 @dataclass(eq=False)
 class FeCAM(Method):
     """Predicts the class with the least distance, after a Tukey transform, shrinkage and normalisation."""
 
-    tukey: float | None = 0.5
+    tukey: Annotated[float, Range(0, 10, above=True)] | None = 0.5
     """Exponent of the features, which makes their distribution less skewed; none takes features of unit length as they
     are, as the authors do for vision transformers, whose features may be negative."""
-    shrink_diagonal: float = 1.0
+    shrink_diagonal: Weight = 1.0
     """Add this multiple of the mean variance to all variances."""
-    shrink_others: float = 1.0
+    shrink_others: Weight = 1.0
     """Add this multiple of the mean covariance to all covariances."""
-    shrinkages: int = 2
+    shrinkages: Annotated[int, Range(0, 100)] = 2
     """How often to do so (the authors: twice, and once for vision transformers)."""
 
     paper = (
@@ -30,6 +30,7 @@ class FeCAM(Method):
     )
     variants: ClassVar = {"fecam": {}}
     rehearsal = "kept"
+    has_linear_head = False
     stores = "a mean and a matrix per class"
     per_class = ("means", "precisions")
 

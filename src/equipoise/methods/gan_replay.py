@@ -2,14 +2,28 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from equipoise.methods import Architecture, Fit, Head, Images, Method, Schedule, Step, UsageError, conv3x3, join
+from equipoise.methods import (
+    Architecture,
+    Epochs,
+    Fit,
+    Head,
+    Images,
+    Method,
+    Positive,
+    Range,
+    Schedule,
+    Step,
+    UsageError,
+    conv3x3,
+    join,
+)
 
 CODE = 32
 """Length of a class's embedding."""
@@ -65,13 +79,13 @@ class GANReplay(Method):
     rehearsal = "none"
     stores = "a generator and a critic"
 
-    noise: int = 64
+    noise: Annotated[int, Range(1, 10**4)] = 64
     """Length of the generator's noise."""
-    replay_ratio: float = 1.0
+    replay_ratio: Annotated[float, Range(0, 100)] = 1.0
     """Generated images per old class, relative to the images per new class."""
-    gan_epochs: int = 10
+    gan_epochs: Epochs = 10
     """Epochs of the generator and critic after each step."""
-    gan_lr: float = 2e-4
+    gan_lr: Positive = 2e-4
     """Adam's learning rate for both."""
 
     def build(self, architecture: Architecture) -> None:

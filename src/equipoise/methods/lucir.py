@@ -1,21 +1,30 @@
 """LUCIR: learning a unified classifier incrementally via rebalancing."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Head, Method, Step, class_means, subset_mean
+from equipoise.methods import (
+    Epochs,
+    Fit,
+    Head,
+    Method,
+    Positive,
+    Range,
+    Step,
+    Weight,
+    class_means,
+    finetune_head,
+    subset_mean,
+)
 
 
 @dataclass(eq=False)
 class LUCIR(Method):
-    """Cosine logits, features kept in the old model's direction, and a margin between old and new classes.
-
-    The authors' optional class-balanced fine-tuning is left out.
-    """
+    """Cosine logits, features kept in the old model's direction, and a margin between old and new classes."""
 
     paper = "Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     variants: ClassVar = {"lucir": {}}
@@ -23,15 +32,26 @@ class LUCIR(Method):
     final_relu = False  # Sec. 3.2: features need both signs for cosines to use the whole sphere
     stores = "one number (the scale)"
 
-    lambda_base: float = 5.0
+    lambda_base: Weight = 5.0
     """λ_base of the less-forget constraint (authors: CIFAR 5, ImageNet 10); λ = λ_base √(C_old / C_new)."""
-    margin: float = 0.5
+    margin: Annotated[float, Range(0, 2)] = 0.5
     """Margin m of the ranking loss, between cosines."""
-    top_k: int = 2
+    top_k: Annotated[int, Range(1, 10**6)] = 2
     """Number K of new classes with the highest cosines in the ranking loss."""
 
+    finetune: bool = False
+    """Fine-tune the head on balanced exemplars after each step (CBF, an option of the authors' code)."""
+    finetune_epochs: Epochs = 20
+    """Epochs of the fine-tuning; the learning rate is divided by ten after half of them."""
+    finetune_lr: Positive = 0.01
+    """Learning rate of the fine-tuning."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.corrects = self.finetune
+
     def make_head(self, features: int) -> Head:
-        return Head(features, kind="cosine", scale=1.0, learn_scale=True)
+        return Head(features, self.bias, kind="cosine", scale=1.0, learn_scale=True)
 
     @torch.no_grad()
     def begin(self, step: Step, fit: Fit) -> None:
@@ -62,6 +82,18 @@ class LUCIR(Method):
         return subset_mean(F.relu(self.margin - own + nearest).mean(1), len(y))
 
     def after_update(self) -> None:
-        """Freeze the old classes' weights (authors' code)."""
-        if self.teacher is not None:
+        """Freeze the old classes' weights (authors' code), except in fine-tuning."""
+        if self.teacher is not None and self.training:
             self.head.weight.data[: self.old] = self.teacher.head.weight
+
+    def end(self, step: Step, fit: Fit) -> dict[str, float]:
+        if self.finetune:
+            milestones = (self.finetune_epochs // 2,) if self.finetune_epochs > 1 else ()
+            schedule = fit.schedule.for_stage(
+                epochs=self.finetune_epochs, lr=self.finetune_lr, lr_schedule="milestones", milestones=milestones
+            )
+            finetune_head(fit, self.finetune_loss, schedule)
+        return {}
+
+    def finetune_loss(self, features: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(features), y) + self.ranking(features, y)

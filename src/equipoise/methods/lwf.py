@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.methods import Method, distill
+from equipoise.methods import Method, Temperature, Weight, distill_groups
 
 
 @dataclass(eq=False)
 class LwF(Method):
-    """Cross-entropy on the new classes and distillation on the old ones, without any old image.
+    """Cross-entropy on the new classes and a distillation for each old step's classes, without any old image.
 
     Deviation: no warm-up in which only the new classes' rows are trained.
     """
@@ -21,9 +21,9 @@ class LwF(Method):
     uses_teacher = True
     rehearsal = "none"
 
-    temperature: float = 2.0
+    temperature: Temperature = 2.0
     """Temperature T of the distillation."""
-    kd_weight: float = 1.0
+    kd_weight: Weight = 1.0
     """Weight λ_o of the distillation."""
     over: Literal["new", "all"] = "new"
     """Classes of the cross-entropy: the step's own (each task has its head in the paper), or all seen."""
@@ -34,4 +34,5 @@ class LwF(Method):
             return F.cross_entropy(logits, y)
         first = self.old if self.over == "new" else 0
         loss = F.cross_entropy(logits[:, first:], y - first)
-        return loss + self.kd_weight * distill(logits, self.teacher_predict(x), self.temperature)
+        distillation = distill_groups(logits, self.teacher_predict(x), self.steps[:-1], self.temperature)
+        return loss + self.kd_weight * distillation

@@ -8,7 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Architecture, Fit, Head, Method, Step, UsageError, distill
+from equipoise.methods import (
+    Architecture,
+    Fit,
+    Head,
+    Method,
+    Step,
+    Temperature,
+    UsageError,
+    Weight,
+    check_part,
+    check_width,
+    distill,
+)
 
 
 @dataclass(eq=False)
@@ -24,18 +36,18 @@ class M2KD(Method):
     variants: ClassVar = {"m2kd": {}}
     stores = "a network per step and a second head"
 
-    temperature: float = 2.0
+    temperature: Temperature = 2.0
     """Temperature T of the distillation."""
-    kd_weight: float = 1.0
+    kd_weight: Weight = 1.0
     """Weight of each snapshot's distillation."""
-    aux_weight: float = 0.5
+    aux_weight: Weight = 0.5
     """Weight of the intermediate level."""
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
         if len(self.backbone.map_widths) < 2:
             raise UsageError("m2kd needs feature maps, which this backbone does not return: choose another")
-        self.aux_head = Head(self.backbone.map_widths[-2])
+        self.aux_head = Head(self.backbone.map_widths[-2], self.bias)
         self.snapshots = nn.ModuleList()
 
     def begin(self, step: Step, fit: Fit) -> None:
@@ -52,9 +64,12 @@ class M2KD(Method):
 
     def new_snapshot(self) -> nn.ModuleDict:
         """Return a frozen network with both heads, whose state is about to be loaded."""
-        heads = {"head": Head(self.head.features), "aux_head": Head(self.aux_head.features)}
+        heads = {name: Head(head.features, self.bias) for name, head in self.heads().items()}
         snapshot = nn.ModuleDict({"backbone": self.architecture(self.final_relu), **heads})
         return snapshot.to(self.device).requires_grad_(False).eval()
+
+    def heads(self) -> dict[str, Head]:
+        return {"head": self.head, "aux_head": self.aux_head}
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -70,7 +85,9 @@ class M2KD(Method):
     def match_state(self, state: Mapping[str, Tensor]) -> None:
         while len(self.snapshots) < len(state["sizes"]) - 1:
             self.snapshots.append(self.new_snapshot())
+            check_part(state, f"snapshots.{len(self.snapshots) - 1}", self.snapshots[-1])
         super().match_state(state)
+        check_width(self.head, self.backbone.width)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         levels = two_levels(self, x)

@@ -1,11 +1,11 @@
 """MAS: memory aware synapses."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from equipoise.methods import Fit, ImportanceMethod, Step, mean_over_images
+from equipoise.methods import Fit, ImportanceMethod, Range, Step, Weight, mean_over_images
 
 
 @dataclass(eq=False)
@@ -15,9 +15,9 @@ class MAS(ImportanceMethod):
     paper = "Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018"
     variants: ClassVar = {"mas": {}}
 
-    strength: float = 1.0
+    strength: Weight = 1.0
     """λ of Eq. 4."""
-    samples: int = 500
+    samples: Annotated[int, Range(1, 10**9)] = 500
     """Number of images to estimate the importances on."""
 
     def end(self, step: Step, fit: Fit) -> dict[str, float]:

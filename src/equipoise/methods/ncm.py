@@ -7,19 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Method, Step
+from equipoise.methods import Fit, Method, Positive, Step
 
 
 @dataclass(eq=False)
 class NCM(Method):
     """Predicts the class whose mean has the largest cosine with the features. Nothing is trained."""
 
-    scale: float = 20.0
+    scale: Positive = 20.0
     """Factor of the cosines; it makes their softmax less flat and changes no answer."""
 
     paper = "Zhou et al., Revisiting Class-Incremental Learning with Pre-Trained Models, IJCV 2024"
     variants: ClassVar = {"ncm": {}}
     rehearsal = "kept"
+    has_linear_head = False
     stores = "a mean per class"
     per_class = ("means",)
 

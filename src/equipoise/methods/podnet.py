@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Head, Method, Step, finetune_head, seed_for
+from equipoise.methods import Epochs, Fit, Head, Method, Positive, Range, Step, Weight, finetune_head, seed_for
 
 
 class ProxyHead(Head):
@@ -53,23 +53,24 @@ class PODNet(Method):
     uses_teacher = True
     corrects = True
     final_relu = False  # authors' network
+    has_linear_head = False
     stores = "ten rows per class"
 
-    proxies: int = 10
+    proxies: Annotated[int, Range(1, 1000)] = 10
     """Proxies K per class."""
-    spatial: float = 3.0
+    spatial: Weight = 3.0
     """Weight λ_c of the pooled maps (authors: CIFAR 3, ImageNet 8)."""
-    flat: float = 1.0
+    flat: Weight = 1.0
     """Weight λ_f of the final features (authors: CIFAR 1, ImageNet 10)."""
     form: Literal["code", "paper"] = "code"
     """The loss of the released code, or Eq. 10 of the text."""
-    margin: float = 0.6
+    margin: Annotated[float, Range(0, 2)] = 0.6
     """Margin δ of Eq. 10."""
-    scale: float = 1.0
+    scale: Positive = 1.0
     """Initial value of the learned scale η (authors: 1)."""
-    finetune_epochs: int = 20
+    finetune_epochs: Epochs = 20
     """Epochs in which only the head is trained, on balanced exemplars."""
-    finetune_lr: float = 0.05
+    finetune_lr: Positive = 0.05
     """Learning rate of the fine-tuning."""
 
     def make_head(self, features: int) -> ProxyHead:
@@ -93,16 +94,16 @@ class PODNet(Method):
             mine = features[step.images.labels == label]
             clusters = KMeans(min(self.proxies, len(mine)), n_init=1, random_state=seed_for(*fit.key, label) % 2**32)
             centres = torch.from_numpy(clusters.fit(mine.numpy()).cluster_centers_).to(self.head.weight)
-            proxies.append(F.normalize(centres[torch.arange(self.proxies) % len(centres)], dim=1))
+            proxies.append(centres[torch.arange(self.proxies) % len(centres)])
         self.head.weight[step.old * self.proxies :] = length * torch.cat(proxies)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        maps = self.backbone.maps(x)
+        maps = self.backbone.maps(x, before_last=True)
         features = self.backbone.pool(maps[-1])
         loss = self.classification_loss(features, y)
         if self.teacher is None:
             return loss
-        before = self.from_teacher(lambda teacher: teacher.backbone.maps(x))
+        before = self.from_teacher(lambda teacher: teacher.backbone.maps(x, before_last=True))
         growth: float = ((self.old + self.new) / self.new) ** 0.5  # Sec. 4.1: grows with the number of old classes
         flat = 1 - F.cosine_similarity(features, self.backbone.pool(before[-1])).mean()  # authors' form of Eq. 6
         distillation = self.spatial * pooled_distance(maps, before) + self.flat * flat
@@ -119,9 +120,9 @@ class PODNet(Method):
         return loss.mean()
 
     def after_update(self) -> None:
-        # not in the paper: at η = 0 the margin vanishes, and below it the loss rewards wrong classes
-        assert isinstance(self.head.scale, Tensor)
-        self.head.scale.data.clamp_(min=1.0)
+        if self.form == "paper":  # not in it: at η = 0 the margin vanishes, and below it the loss rewards wrong classes
+            assert isinstance(self.head.scale, Tensor)
+            self.head.scale.data.clamp_(min=1.0)
         if self.teacher is not None and self.training:  # authors' code: old proxies are frozen, except in fine-tuning
             rows = self.old * self.proxies
             self.head.weight.data[:rows] = self.teacher.head.weight

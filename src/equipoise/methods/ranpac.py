@@ -1,13 +1,13 @@
 """RanPAC: ridge regression on random projections of fixed features."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.methods import Architecture, UsageError, generator
+from equipoise.methods import Architecture, Range, generator
 from equipoise.methods.ridge import Ridge
 
 
@@ -15,7 +15,7 @@ from equipoise.methods.ridge import Ridge
 class RanPAC(Ridge):
     """Ridge on relu(xR) with a random matrix R; without the paper's adapter, which is trained in the first step."""
 
-    projection: int = 5000
+    projection: Annotated[int, Range(1, 20_000)] = 5000
     """Columns of R (paper: 10,000)."""
 
     paper = "McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023"
@@ -24,8 +24,6 @@ class RanPAC(Ridge):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.projection < 1:
-            raise UsageError(f"method.projection must be at least 1, got {self.projection}")
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)

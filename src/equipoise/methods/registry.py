@@ -12,6 +12,7 @@ from typing import Any
 
 import equipoise.methods
 from equipoise.core.config import build
+from equipoise.core.ranges import shown
 from equipoise.errors import UsageError, unknown_name
 from equipoise.learn.method import Method
 
@@ -68,5 +69,6 @@ def make(name: str, fields: Mapping[str, Any] | None = None) -> Method:
     cls, preset = lookup(name)
     for field, value in (fields or {}).items():
         if field in preset and preset[field] != value:
-            raise UsageError(f"'{name}' stands for {field}={preset[field]}: choose another method for {field}={value}")
+            other = f"choose another method for {field}={shown(value)}"
+            raise UsageError(f"'{name}' stands for {field}={preset[field]}: {other}")
     return build(cls, {**(fields or {}), **preset}, "method")

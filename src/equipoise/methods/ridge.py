@@ -1,12 +1,12 @@
 """Ridge: regression to one-hot targets on fixed features, the same for any order and number of steps."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.methods import ClosedForm, Fit, Moments, RidgePath, Step, UsageError, choose_ridge, fit_ridge
+from equipoise.methods import ClosedForm, Fit, Moments, Range, RidgePath, Step, choose_ridge, fit_ridge
 
 SAMPLE = 2000
 """Images that the temperature is chosen on where only moments are kept."""
@@ -16,7 +16,7 @@ SAMPLE = 2000
 class Ridge(ClosedForm):
     """Solves for the head in closed form; λ and the softmax temperature come from leave-one-out predictions."""
 
-    strength: float | None = None
+    strength: Annotated[float, Range(1e-12, 1e12)] | None = None
     """λ; none chooses it by leave-one-out, or by generalised cross-validation where only moments are kept."""
 
     paper = "Hoerl and Kennard, Ridge Regression: Biased Estimation for Nonorthogonal Problems, Technometrics 1970"
@@ -26,8 +26,6 @@ class Ridge(ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strength is not None and not self.strength > 0:
-            raise UsageError(f"method.strength must be positive, got {self.strength}")
 
     def solve_rows(self, features: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
         merge = self.backbone.frozen  # rows that are not features of images have no bursts

@@ -1,44 +1,81 @@
 """RPS-Net: random path selection."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.methods import Architecture, Backbone, Fit, Images, Method, Step, conv3x3, distill, generator, initialise
+from equipoise.methods import (
+    Architecture,
+    Backbone,
+    Epochs,
+    Fit,
+    Images,
+    Length,
+    Method,
+    Range,
+    Step,
+    Temperature,
+    UsageError,
+    Weight,
+    conv3x3,
+    distill,
+    generator,
+    initialise,
+)
 
 
-class Residual(nn.Module):
-    """One module of a layer: two convolutions and a shortcut, at half the resolution if it pools."""
+class PathLayer(nn.Module):
+    """Parallel modules and a shortcut; the output is the sum of the shortcut and the active modules (Eq. 2).
 
-    def __init__(self, inputs: int, outputs: int, pools: bool) -> None:
+    A module is two convolutions; in the first layer, which has no shortcut, it is one. Where the width changes, the
+    shortcut is a convolution, which all paths share.
+    """
+
+    def __init__(self, inputs: int, outputs: int, parallel: int, first: Literal[0, 3, 7], pools: bool) -> None:
         super().__init__()
         self.pools = pools
-        self.conv1, self.bn1 = conv3x3(inputs, outputs), nn.BatchNorm2d(outputs)
-        self.conv2, self.bn2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
-        self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, bias=False)
+        if first:
+            stem = partial(nn.Conv2d, inputs, outputs, first, stride=2 if first == 7 else 1, padding=first // 2)
+            made = [nn.Sequential(stem(bias=False), nn.BatchNorm2d(outputs), nn.ReLU()) for _ in range(parallel)]
+        else:
+            made = [nn.Sequential(*_conv(inputs, outputs), *_conv(outputs, outputs)[:2]) for _ in range(parallel)]
+        self.parallel = nn.ModuleList(made)
+        changes = not first and inputs != outputs
+        self.shortcut = nn.Sequential(*_conv(inputs, outputs)) if changes else None
+        self.identity = not first and not changes
 
-    def forward(self, x: Tensor) -> Tensor:
-        inner = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        if self.pools:
-            inner, x = F.max_pool2d(inner, 2), F.max_pool2d(x, 2)
-        shortcut: Tensor = self.skip(x)
-        both: Tensor = shortcut + self.bn2(self.conv2(inner))
-        return both
+    def forward(self, x: Tensor, active: list[int]) -> Tensor:
+        total: Tensor = self.parallel[active[0]](x)
+        for m in active[1:]:
+            total = total + self.parallel[m](x)
+        if self.shortcut is not None:
+            total = total + self.shortcut(x)
+        elif self.identity:
+            total = total + x
+        return F.max_pool2d(F.relu(total), 2) if self.pools else F.relu(total)
+
+
+def _conv(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    return conv3x3(inputs, outputs), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
 
 
 class PathNet(Backbone):
-    """Layers of parallel modules; a layer's output is the sum over its active modules (Eq. 2)."""
+    """Layers of parallel modules, of which those that are fixed or on the current path are active."""
 
-    def __init__(self, channels: int, widths: tuple[int, ...], parallel: int) -> None:
+    def __init__(
+        self, channels: int, widths: tuple[int, ...], pools: tuple[int, ...], parallel: int, first: Literal[3, 7]
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.ModuleList(Residual(inputs, outputs, outputs != widths[-1]) for _ in range(parallel))
-            for inputs, outputs in pairwise((channels, *widths))
+            PathLayer(inputs, outputs, parallel, 0 if number > 1 else first, number in pools)
+            for number, (inputs, outputs) in enumerate(pairwise((channels, *widths)), 1)
         )
         self.width, self.map_widths = widths[-1], list(widths)
         self.fixed: Tensor = nn.Buffer(torch.zeros(len(widths), parallel, dtype=torch.bool))
@@ -46,17 +83,9 @@ class PathNet(Backbone):
         self.active = self.active_modules()
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
-        stages = []
         # a compiler cannot read tensor values, so it uses the list made by train() or eval()
         active = self.active if torch.compiler.is_compiling() else self.active_modules()
-        for layer, (first, *others) in zip(self.layers, active, strict=True):
-            assert isinstance(layer, nn.ModuleList)
-            total = layer[first](x)
-            for m in others:
-                total = total + layer[m](x)
-            x = F.relu(total)
-            stages.append(x)
-        return stages
+        return [x := layer(x, chosen) for layer, chosen in zip(self.layers, active, strict=True)]
 
     def active_modules(self) -> list[list[int]]:
         """Return the modules of each layer that are fixed or on the path."""
@@ -68,18 +97,32 @@ class PathNet(Backbone):
         self.fixed[torch.arange(len(self.path)), self.path] = True
 
     def unfreeze_path(self) -> None:
-        """Train only the modules that are on the path and not fixed."""
-        for depth, layer in enumerate(self.layers):
-            for m, module in enumerate(layer.children()):
-                module.requires_grad_(m == int(self.path[depth]) and not bool(self.fixed[depth, m]))
+        """Train only the modules that are on the path and not fixed, and shortcuts before anything is fixed."""
+        for layer, path, fixed in self._each_layer():
+            for m, module in enumerate(layer.parallel):
+                module.requires_grad_(m == path and not fixed[m])
+            if layer.shortcut is not None:
+                layer.shortcut.requires_grad_(not any(fixed))
+
+    def _each_layer(self) -> Iterator[tuple[PathLayer, int, list[bool]]]:
+        """Yield each layer with its module on the path and which of its modules are fixed."""
+        for layer, path, fixed in zip(self.layers, self.path.tolist(), self.fixed.tolist(), strict=True):
+            assert isinstance(layer, PathLayer)
+            yield layer, path, fixed
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         self.active = self.active_modules()
-        for layer, fixed in zip(self.layers, self.fixed.tolist(), strict=True):
-            for module, is_fixed in zip(layer.children(), fixed, strict=True):
+        for layer, _, fixed in self._each_layer():
+            for module, is_fixed in zip(layer.parallel, fixed, strict=True):
                 module.train(mode and not is_fixed)
+            if layer.shortcut is not None:
+                layer.shortcut.train(mode and not any(fixed))
         return self
+
+
+MAX_WEIGHTS = 250_000_000
+"""Of all parallel modules: 1 GB."""
 
 
 @dataclass(eq=False)
@@ -88,8 +131,9 @@ class RPS(Method):
 
     Deviations: the best candidate path is chosen on held-out training images after a short trial (the released code
     uses test accuracy); distillation is over old classes (the released code puts labels of new classes among the
-    teacher's logits); the network is its own, by default shallower than the authors' nine layers, and
-    ``net.backbone`` does not change it.
+    teacher's logits); batch norms of fixed modules keep their statistics. The network is its own, and ``net.backbone``
+    does not change it. By default it has three layers; the recipes have nine, those that end in -paper with the
+    authors' channels.
     """
 
     paper = "Rajasegaran et al., Random Path Selection for Incremental Learning, NeurIPS 2019"
@@ -97,27 +141,42 @@ class RPS(Method):
     uses_teacher = True
     stores = "parallel modules"
 
-    widths: tuple[int, ...] = (16, 32, 64)
-    """Channels of each layer; all layers but those of the last width halve the resolution."""
-    parallel: int = 8
+    bias: bool = True
+    """Give the head a bias."""
+    widths: Annotated[tuple[Annotated[int, Range(1, 2048)], ...], Length(1, 64)] = (16, 32, 64)
+    """Channels of each layer (authors: nine layers of 64 to 512)."""
+    pools: Annotated[tuple[Annotated[int, Range(1, 64)], ...], Length(0, 64)] = (1, 2)
+    """Layers, from 1, after which the resolution is halved (authors: CIFAR 5 and 7, ImageNet 3, 5, 7 and 9)."""
+    stem: Literal[3, 7] = 3
+    """Side of the first convolution; 7 also halves the resolution (authors: ImageNet)."""
+    parallel: Annotated[int, Range(1, 64)] = 8
     """Modules M per layer."""
-    every: int = 2
+    every: Annotated[int, Range(1, 10**6)] = 2
     """Number J of steps for which a path is kept."""
-    candidates: int = 2
+    candidates: Annotated[int, Range(1, 1000)] = 2
     """Number of random paths to try."""
-    trial_epochs: int = 1
+    trial_epochs: Epochs = 1
     """Epochs of each trial."""
-    held_out: float = 0.1
+    held_out: Annotated[float, Range(0, 1, above=True, below=True)] = 0.1
     """Fraction of the training images on which the candidates are compared."""
-    growth: float = 2.5
+    growth: Weight = 2.5
     """γ of the distillation weight φ, which is 1 for the first J + 1 steps and γ times the number of further steps
     after them (authors: CIFAR 2.5, ImageNet 10)."""
-    temperature: float = 2.0
+    temperature: Temperature = 2.0
     """Temperature T of the distillation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        weights = self.parallel * sum(
+            9 * (inputs + outputs) * outputs for inputs, outputs in pairwise((3, *self.widths))
+        )
+        if weights > MAX_WEIGHTS:
+            what = f"method.widths and method.parallel make {weights:,} weights, more than {MAX_WEIGHTS:,}"
+            raise UsageError(f"{what}: lower one of them")
 
     def build(self, architecture: Architecture) -> None:
         self.architecture = architecture
-        net = PathNet(architecture.shape[0], self.widths, self.parallel)
+        net = PathNet(architecture.shape[0], self.widths, self.pools, self.parallel, self.stem)
         initialise(net)
         self.backbone = architecture.configure(net)
         self.head = self.make_head(self.backbone.width)

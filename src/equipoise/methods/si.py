@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.methods import Architecture, Fit, ImportanceMethod, Step
+from equipoise.methods import Architecture, Fit, ImportanceMethod, Positive, Step, Weight
 
 
 @dataclass(eq=False)
@@ -16,10 +16,11 @@ class SI(ImportanceMethod):
     paper = "Zenke, Poole and Ganguli, Continual Learning Through Synaptic Intelligence, ICML 2017"
     variants: ClassVar = {"si": {}}
 
-    strength: float = 0.1
+    strength: Weight = 0.1
     """Strength c of Eq. 4."""
-    damping: float = 0.1
-    """Damping ξ of Eq. 5, which bounds the importance of weights that hardly moved."""
+    damping: Positive = 0.1
+    """Damping ξ of Eq. 5, which bounds the importance of weights that hardly moved (authors: 0.1 on MNIST, 0.001 on
+    CIFAR)."""
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
@@ -55,7 +56,6 @@ class SI(ImportanceMethod):
         importance = {}
         for name, weight in self.weights():
             moved = weight.detach() - self.get_buffer(f"start_{name}")
-            path = self.get_buffer(f"path_{name}").clamp(min=0)
-            importance[name] = path / (moved.square() + self.damping)  # Eq. 5
+            importance[name] = self.get_buffer(f"path_{name}") / (moved.square() + self.damping)  # Eq. 5
         self.consolidate(importance)
         return {}

@@ -11,11 +11,15 @@ from equipoise.methods import Fit, Method, Step, class_means, nearest_mean
 
 @dataclass(eq=False)
 class SimpleNEM(Method):
-    """The backbone is frozen after step 1; each class is the mean of its features. No memory, no teacher."""
+    """The backbone is trained in step 1 and then frozen; each class is the mean of its features. No memory, no teacher.
+
+    Only with a pretrained backbone (``--backbone lite0 --freeze``) is nothing trained at all, as in the paper.
+    """
 
     paper = "Janson et al., A Simple Baseline that Questions the Use of Pretrained Models, 2022"
     variants: ClassVar = {"simple-nem": {}}
     rehearsal = "none"
+    has_linear_head = False
     stores = "a mean per class"
     per_class = ("means",)
 

@@ -6,14 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.methods import ClosedForm, Moments, UsageError
+from equipoise.methods import ClosedForm, Fraction, Moments
 
 
 @dataclass(eq=False)
 class SLDA(ClosedForm):
     """Linear discriminant analysis with Oracle Approximating Shrinkage of the covariance."""
 
-    shrinkage: float | None = None
+    shrinkage: Fraction | None = None
     """Share of the identity in the covariance (the authors: 1e-4); none lets OAS choose it, and a multiple of the
     identity."""
 
@@ -23,8 +23,6 @@ class SLDA(ClosedForm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shrinkage is not None and not 0 <= self.shrinkage <= 1:
-            raise UsageError(f"method.shrinkage must be between 0 and 1, got {self.shrinkage}")
 
     def solve(self, known: Moments) -> tuple[Tensor, Tensor]:
         shares, means = known.shares, known.means - known.mean

@@ -1,12 +1,24 @@
 """Weight Aligning, and the variations it is compared with in its own paper."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.methods import Fit, Head, Method, Step, UsageError, Variant, align_head, unit_head, weighted_distill
+from equipoise.methods import (
+    Fit,
+    Fraction,
+    Head,
+    Method,
+    Positive,
+    Step,
+    Temperature,
+    Variant,
+    align_head,
+    unit_head,
+    weighted_distill,
+)
 
 
 def _variant(about: str, distill: bool, correction: str, unit_rows: bool = False) -> Variant:
@@ -35,7 +47,7 @@ class WA(Method):
     """After training: align new rows with old ones (phase 2, maintaining fairness), unit L2 norm, or nothing."""
     unit_rows: bool = False
     """Normalise the head's rows to unit L2 norm in the forward pass (Variation 4, WNL)."""
-    scale: float = 1.0
+    scale: Positive = 1.0
     """Factor of the logits with unit_rows; the authors' code has none, NormFace has one."""
     norm: Literal[1, 2] = 1
     """The norm to align (authors' code: 1)."""
@@ -43,21 +55,22 @@ class WA(Method):
     """Limit γ to 1 (authors' code; the text has no limit)."""
     clip: bool = True
     """Clip the head's weights to ≥ 0 after every update (Sec. 4.3)."""
-    bias: bool = False
-    """Give the head a bias; γ scales it too (Sec. 5.4)."""
     reinit_head: bool = True
     """Reinitialise the whole head in each step (authors' code) instead of only the new classes' rows (the text)."""
-    temperature: float = 2.0
+    temperature: Temperature = 2.0
     """Temperature T of the distillation."""
-    kd_weight: float | None = None
+    kd_weight: Fraction | None = None
     """Weight λ of the distillation (none: C_old / (C_old + C))."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kd_weight is not None and not 0 <= self.kd_weight <= 1:
-            raise UsageError(f"method.kd_weight must be between 0 and 1, got {self.kd_weight}")
         self.uses_teacher, self.reported_norm = self.distill, self.norm
         self.corrects = self.correction != "none"
+
+    def training_fields(self) -> dict[str, Any]:
+        unused = {"correction", "norm", "clamp", "reinit_head", "distill"}  # what distills is a teacher
+        unused |= set() if self.teacher else {"temperature", "kd_weight"}
+        return {name: value for name, value in super().training_fields().items() if name not in unused}
 
     def make_head(self, features: int) -> Head:
         return Head(features, self.bias, "unit" if self.unit_rows else "linear", self.scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import TypeVar
 
 import torch
 
+from equipoise.core.ranges import shown
 from equipoise.errors import UsageError, unknown_name
 from equipoise.learn.backbones.base import Backbone, initialise
 from equipoise.learn.backbones.fast import FastNet
 from equipoise.learn.backbones.lite import EfficientNetLite
 from equipoise.learn.backbones.mlp import MLP, Identity
 from equipoise.learn.backbones.pretrained import load_pretrained
-from equipoise.learn.backbones.resnet import resnet18, resnet32
+from equipoise.learn.backbones.resnet import resnet18, resnet18_cifar, resnet32
 from equipoise.learn.backbones.small import SmallNet
 from equipoise.learn.backbones.timm_net import TimmNet, download
 from equipoise.learn.backbones.weights import load_weights
@@ -25,6 +27,7 @@ T = TypeVar("T", bound=Backbone)
 BACKBONES: dict[str, Callable[[int, bool], Backbone]] = {
     "resnet32": resnet32,
     "resnet18": resnet18,
+    "resnet18-cifar": resnet18_cifar,
     "small": lambda channels, final_relu: SmallNet(channels, final_relu=final_relu),
     "tiny": lambda channels, final_relu: SmallNet(channels, (8, 16, 32), final_relu),
     "fast": lambda channels, final_relu: FastNet(channels, final_relu=final_relu),
@@ -50,8 +53,11 @@ def check_backbone(name: str) -> None:
     """Raise an error for an unknown name."""
     if name not in BACKBONES and not name.startswith("timm:"):
         raise unknown_name("backbone", name, [*BACKBONES, "timm:NAME"])
-    if name.count(":") > 1:  # timm would fetch hf-hub:… by itself, also for the model of a stranger
-        raise UsageError(f"'{name}' is not the name of a timm network: use timm:NAME, and --weights hub to download")
+    # timm would fetch hf-hub:… by itself, also for the model of a stranger
+    if name not in BACKBONES and not re.fullmatch(r"timm:[\w.-]+", name, re.ASCII):
+        raise UsageError(
+            f"{shown(name)} is not the name of a timm network: use timm:NAME, and --weights hub to download"
+        )
 
 
 @dataclass(frozen=True)

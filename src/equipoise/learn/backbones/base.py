@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from equipoise.errors import UsageError
+
 
 class Backbone(nn.Module):
     """A network without its classifier; its features are the last stage's maps, averaged over all positions."""
@@ -33,14 +35,28 @@ class Backbone(nn.Module):
         """Return the output of each stage, from fine to coarse."""
         raise NotImplementedError
 
+    def split(self) -> tuple[nn.Module, nn.Module]:
+        """Return the early stages and the last stage as two modules, which share this network's parameters.
+
+        ``last(early(x))`` returns the last stage's maps, and ``last`` does not change its input.
+        """
+        raise UsageError(
+            f"{type(self).__name__} cannot be split into early stages and a last stage: "
+            "choose another backbone, such as resnet32, resnet18, small or fast"
+        )
+
     def pool(self, last: Tensor) -> Tensor:
         """Return features from the last stage's maps."""
         return last.mean((2, 3), dtype=torch.float32)
 
-    def maps(self, x: Tensor) -> list[Tensor]:
-        """Return the maps of all stages, for methods that distil them."""
+    def forward_before_last(self, x: Tensor) -> list[Tensor]:
+        """Return the same and the maps before the last block, where the network has three stages; default: the same."""
+        return self.forward_stages(x)
+
+    def maps(self, x: Tensor, before_last: bool = False) -> list[Tensor]:
+        """Return the maps of all stages, for methods that distil them, or what ``forward_before_last`` returns."""
         with self.autocast(x):
-            maps = self.forward_stages(self.resize(x))
+            maps = (self.forward_before_last if before_last else self.forward_stages)(self.resize(x))
         return [each.float() for each in maps]
 
     def embed(self, x: Tensor) -> Tensor:

@@ -66,3 +66,6 @@ class FastNet(Backbone):
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         x = F.gelu(self.whitening(x))  # without it, half of the channels would be the negated other half
         return [x := stage(x) for stage in self.stages]
+
+    def split(self) -> tuple[nn.Module, nn.Module]:
+        return nn.Sequential(self.whitening, nn.GELU(), *self.stages[:-1]), self.stages[-1]

@@ -52,8 +52,8 @@ def _throughput(name: str, net: Backbone, size: int) -> float:
     return round(len(images) / min(times[1:]), 1)
 
 
-def overview_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as a table."""
+def overview_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the lines of a table."""
     lines = [f"{'name':10} {'parameters':>12} {'features':>8} {'pixels':>6} {'ImageNet':>8}  weights        images/s"]
     for row in rows:
         accuracy = f"{row['imagenet_accuracy']:.1f} %" if row["imagenet_accuracy"] else "–"
@@ -61,4 +61,4 @@ def overview_table(rows: Sequence[dict[str, Any]]) -> str:
         speed = f"{row['images_per_second']:,.0f}" if row["images_per_second"] else "–"
         cells = f"{row['name']:10} {row['parameters']:12,} {row['features']:8,} {row['size']:6} {accuracy:>8}"
         lines.append(f"{cells}  {weights:13} {speed:>9}")
-    return "\n".join(lines)
+    return lines

@@ -31,3 +31,9 @@ class SmallNet(Backbone):
                 x = F.relu(x, inplace=True)
             stages.append(x)
         return stages
+
+    def split(self) -> tuple[nn.Module, nn.Module]:
+        *early, last = zip(self.convs, self.norms, strict=True)
+        activation = (nn.ReLU(inplace=True),)
+        pooled = [layer for pair in early for layer in (*pair, nn.MaxPool2d(2), *activation)]
+        return nn.Sequential(*pooled), nn.Sequential(*last, *(activation if self.final_relu else ()))

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.core.tensors import parse
+from equipoise.core.tensors import read_file
 from equipoise.errors import RunError, UsageError
 from equipoise.learn.backbones.base import Backbone
 from equipoise.learn.backbones.timm_net import TimmNet
 
 HEADS = ("head.", "fc.", "classifier.", "head_drop.")
 """Names of the last layer in other libraries' files; it is not loaded."""
+SPARE_BYTES = 512 << 20
+"""What a file may have beyond four times its backbone, such as a head of many classes."""
 
 
 def load_weights(backbone: Backbone, file: Path) -> None:
     """Load a file into a backbone: a timm network's weights, or an equipoise model's own ``model.safetensors``."""
     if not file.is_file():
-        raise UsageError(f"the weights {file} do not exist: name a local safetensors file")
+        raise UsageError(f"the weights {file} do not exist, or are no regular file: name a local safetensors file")
+    limit = 4 * sum(value.numel() * value.element_size() for value in backbone.state_dict().values()) + SPARE_BYTES
     try:
-        tensors = parse(file.read_bytes(), str(file))
+        if file.stat().st_size > limit:
+            raise UsageError(f"the weights {file} have more than {limit:,} bytes, too many for this backbone")
+        tensors = read_file(file)
     except OSError as error:
         raise UsageError(f"cannot read the weights {file} ({error.strerror}): check its permissions") from error
     except RunError as error:
