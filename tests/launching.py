@@ -20,7 +20,7 @@ from tests.conftest import interruptible
 from tests.runs import tensors_in
 
 TINY: dict[str, dict[str, Any]] = {"train": {"epochs": 1}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
-DIVERGING = '[net]\nbackbone = "tiny"\n[memory]\nsize = 50\n[methods.ce.train]\nlr = 1e30\n'
+DIVERGING = '[net]\nbackbone = "tiny"\n[memory]\nsize = 50\n[methods.ce.train]\nlr = 1e6\n'
 """A recipe with which ce diverges and wa does not."""
 LONG = ("--methods", "ce,wa", "--seeds", "0,1", "--steps", "5,5", "--epochs", "12", "--threads", "1")
 """A comparison that takes long enough to be interrupted."""

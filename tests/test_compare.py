@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from equipoise.errors import EquipoiseError, UsageError
+from equipoise.core.directory import Directory
+from equipoise.engine.metrics import TOP1, TOP5, Metric
+from equipoise.errors import EquipoiseError, LockedError, UsageError
 from equipoise.study.ablate import plan_ablation
 from equipoise.study.compare import Cell, CompareListener, ComparisonStatus, compare, plan
 from equipoise.study.compare_console import CompareTable
@@ -21,7 +24,8 @@ from equipoise.study.export_tables import comparison_latex
 from equipoise.study.tables import comparison, notes
 
 TINY: dict[str, dict[str, Any]] = {"train": {"epochs": 1}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
-FIGURES = ("last", "average_without_first", "average_with_first", "forgetting")
+TOP5_FIGURES = ("last_top5", "average_top5_without_first", "average_top5_with_first")
+FIGURES = ("last", "average_without_first", "average_with_first", "forgetting", *TOP5_FIGURES)
 
 
 class Recorder(CompareListener):
@@ -65,19 +69,21 @@ def sheet(out: Path) -> list[dict[str, str]]:
 
 
 def entry(label: str, **changes: Any) -> dict[str, Any]:
-    """Return an entry with made-up figures of two seeds in two steps."""
-    figures = dict.fromkeys(FIGURES, 50.0)
+    """Return an entry with made-up figures of two seeds in two steps: 50 % top-1 at the end, and 80 % top-5."""
+    figures = dict.fromkeys(FIGURES, 50.0) | dict.fromkeys(TOP5_FIGURES, 80.0)
+    curves = {"accuracy": [60.0, 50.0], "accuracy_top5": [90.0, 80.0]}
     made: dict[str, Any] = {
         "label": label,
         "method": label,
         "steps": "2",
         "seen": [5, 10],
-        "runs": [{"seed": seed, "directory": "", "accuracy": [60.0, 50.0], **figures} for seed in (0, 1)],
+        "runs": [{"seed": seed, "directory": "", **curves, **figures} for seed in (0, 1)],
         "n": 2,
         "mean": figures,
         "std": dict.fromkeys(FIGURES, 1.0),
-        "accuracy": [60.0, 50.0],
+        **curves,
         "accuracy_std": [1.0, 1.0],
+        "accuracy_top5_std": [2.0, 2.0],
     }
     return made | changes
 
@@ -86,10 +92,10 @@ def table_of(*entries: dict[str, Any], panels: list[dict[str, Any]] | None = Non
     return {"format": 2, "dataset": "digits", "panels": panels, "entries": list(entries), "failed": []}
 
 
-def shown(table: dict[str, Any], width: int = 200, pending: tuple[str, ...] = ()) -> str:
+def shown(table: dict[str, Any], width: int = 200, pending: tuple[str, ...] = (), metric: Metric = TOP1) -> str:
     console = Console(file=io.StringIO(), width=width)
     with console.capture() as capture:
-        console.print(comparison(table, console, pending))
+        console.print(comparison(table, console, pending, metric))
     return capture.get()
 
 
@@ -103,12 +109,14 @@ def test_compare_json_has_the_figures_of_the_runs(tmp_path: Path) -> None:
         assert [run["seed"] for run in entry["runs"]] == [0, 1, 2]
         for run in entry["runs"]:
             assert run["directory"] == f"{entry['method']}/steps-5_5/seed-{run['seed']}"
-            assert run["accuracy"] == [line["accuracy"] for line in lines_of(tmp_path / run["directory"])]
+            for name in ("accuracy", "accuracy_top5"):
+                assert run[name] == [line[name] for line in lines_of(tmp_path / run["directory"])]
             summary = json.loads((tmp_path / run["directory"] / "summary.json").read_text())
             assert {name: run[name] for name in FIGURES} == summary
-        accuracy = np.array([run["accuracy"] for run in entry["runs"]])
-        np.testing.assert_allclose(entry["accuracy"], accuracy.mean(0))
-        np.testing.assert_allclose(entry["accuracy_std"], accuracy.std(0, ddof=1))
+        for name in ("accuracy", "accuracy_top5"):
+            accuracy = np.array([run[name] for run in entry["runs"]])
+            np.testing.assert_allclose(entry[name], accuracy.mean(0))
+            np.testing.assert_allclose(entry[f"{name}_std"], accuracy.std(0, ddof=1))
         for name in FIGURES:
             values = [run[name] for run in entry["runs"]]
             assert entry["mean"][name] == pytest.approx(np.mean(values))
@@ -118,7 +126,7 @@ def test_compare_json_has_the_figures_of_the_runs(tmp_path: Path) -> None:
 def test_one_seed_has_no_spread_and_one_step_no_forgetting(tmp_path: Path) -> None:
     (entry,) = compare(cells("ce", "0", (1,)), tmp_path)["entries"]
     assert entry["std"] == dict.fromkeys(FIGURES)
-    assert entry["accuracy_std"] == [None]
+    assert entry["accuracy_std"] == entry["accuracy_top5_std"] == [None]
     assert entry["mean"]["average_without_first"] is None
     assert shown(table_of(entry)).splitlines()[-1].split()[-1] == "–"
     assert " -- " in comparison_latex(table_of(entry))
@@ -147,6 +155,17 @@ def test_a_method_that_is_named_twice_counts_once() -> None:
     assert len(cells("wa wa", "0 0", (2, 2))) == 1
 
 
+def test_a_comparison_has_one_writer_and_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    compare(cells("ce", "0"), tmp_path)
+    left = tmp_path / ".0123456789abcdef.tmp"
+    left.write_text("half a table")
+    with Directory(tmp_path).lock(), pytest.raises(LockedError, match="another process is writing to"):
+        compare(cells("ce", "0"), tmp_path)
+    assert left.exists()  # it may be the other one's
+    compare(cells("ce", "0"), tmp_path)
+    assert not left.exists()
+
+
 def test_an_interrupted_comparison_has_a_table_of_the_finished_runs(tmp_path: Path) -> None:
     class Stop(CompareListener):
         def run(self, start: RunStart) -> None:
@@ -163,7 +182,7 @@ def test_an_interrupted_comparison_has_a_table_of_the_finished_runs(tmp_path: Pa
 
 def test_a_run_that_fails_is_left_out_and_the_others_continue(tmp_path: Path) -> None:
     recipe = tmp_path / "diverging.toml"
-    recipe.write_text('[net]\nbackbone = "tiny"\n[memory]\nsize = 50\n[methods.ce.train]\nlr = 1e30\n')
+    recipe.write_text('[net]\nbackbone = "tiny"\n[memory]\nsize = 50\n[methods.ce.train]\nlr = 1e6\n')
     recorder = Recorder()
     table = compare(cells(recipe=str(recipe)), tmp_path / "out", listener=recorder)
     assert [entry["label"] for entry in table["entries"]] == ["wa"]
@@ -199,6 +218,24 @@ def test_the_status_counts_finished_and_pending_runs(tmp_path: Path) -> None:
     again = Recorder()
     compare(cells(), tmp_path, listener=again)
     assert str(again.statuses[1]) == "1 of 4 runs done"  # the others are finished already: no time is left
+
+
+def test_a_board_and_latex_show_the_chosen_metric(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=40, highlight=False)
+    boards: list[str] = []
+
+    class Capture(CompareTable):
+        def compared(self, status: ComparisonStatus) -> None:
+            super().compared(status)
+            with console.capture() as capture:
+                console.print(self.board)
+            boards.append(capture.get())
+
+    with closing(Capture(console=console)) as listener:
+        compare(cells("ce", "0"), tmp_path, listener=listener, metric=TOP5)
+    assert "digits: top-5 %" in boards[-1]
+    top5 = [line["accuracy_top5"] for line in lines_of(tmp_path / "ce/steps-5_5/seed-0")]
+    assert f"ce & {top5[0]:.1f} & {top5[1]:.1f} & " in (tmp_path / "compare.tex").read_text()
 
 
 @pytest.mark.parametrize("height", [40, 8])
@@ -264,6 +301,22 @@ def test_latex_is_complete_and_escaped() -> None:
     lines = [line.replace(r"\&", "") for line in body.splitlines() if line.endswith(r"\\")]
     assert {line.count("&") for line in lines} == {5}  # method, 2 steps, avg, avg+1, forgets
     assert r"\begin{tabular}{lrrrrr}" in text
+
+
+def test_tables_of_top5() -> None:
+    table = table_of(entry("wa"))
+    title, header, line = shown(table, metric=TOP5).splitlines()
+    assert title.startswith("digits: top-5 % by")
+    assert header.split() == ["method", "5", "10", "last", "avg", "avg+1", "n"]  # forgetting is known in top-1 only
+    assert line.split() == ["wa", "90.0", "80.0", "80.0±1.0", "80.0±1.0", "80.0±1.0", "2"]
+    assert "forgets" in notes(table)
+    assert "forgets" not in notes(table, TOP5)
+    text = comparison_latex(table, TOP5)
+    assert r"\caption{Top-5 accuracy in \% on all classes of digits" in text
+    assert r"wa & $90.0 \pm 2.0$ & $80.0 \pm 2.0$ & $80.0 \pm 1.0$ & $80.0 \pm 1.0$ \\" in text
+    assert "forgets" not in text
+    several = comparison_latex(table_of(entry("wa, 2 steps", method="wa"), entry("wa, 5 steps", steps="5")), TOP5)
+    assert r"wa & $80.0 \pm 1.0$ & $80.0 \pm 1.0$ & -- & -- \\" in several
 
 
 def test_latex_of_several_step_counts_has_a_group_for_each() -> None:
@@ -353,6 +406,9 @@ def test_panels_show_differences_seed_by_seed() -> None:
     assert [line.split()[0] for line in lines[2:]] == ["Clipping", "wa", "other", "Norm", "wa"]
     assert "+1.0±2.8" in lines[4]  # of +3 and -1
     assert lines[3].split()[-3:] == ["–", "–", "2"]
+    for run, last in zip(other["runs"], (84.0, 78.0), strict=True):
+        run["last_top5"] = last
+    assert "+1.0±4.2" in shown(table, metric=TOP5).splitlines()[4]  # of +4 and -2
     assert "…" in shown(table, pending=("gone",)).splitlines()[-1]
     text = comparison_latex(table)
     assert text.count(r"\midrule") == 2

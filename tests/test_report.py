@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -28,10 +29,10 @@ from equipoise.study.compare import compare, plan
 from equipoise.study.report import report
 from equipoise.study.report.comparison_charts import comparison_figures
 from equipoise.study.report.groups import group_runs, read_comparison
-from equipoise.study.report.paper import paper_result
+from equipoise.study.report.paper import PaperResult, paper_result
 from equipoise.study.report.run_charts import run_figures
 from equipoise.study.report.runs import RunRecord, read_run
-from tests.pages import Open, Reader, check_charts
+from tests.pages import Open, Reader, check_charts, check_width
 
 NASTY = [
     "<script>document.title='pwned'</script>" + "x" * 180,
@@ -80,6 +81,10 @@ def test_headline_and_steps_are_those_of_the_run(run_directory: Path) -> None:
     assert page.cards["last step"] == f"{top1[-1]:.1f}"
     assert page.cards["average without step 1"] == f"{sum(top1[1:]) / 4:.1f}"
     assert page.cards["average with step 1"] == f"{sum(top1) / 5:.1f}"
+    top5 = [row["accuracy_top5"] for row in rows]
+    assert page.cards["top-5, last step"] == f"{top5[-1]:.1f}"
+    assert page.cards["top-5, average without step 1"] == f"{sum(top5[1:]) / 4:.1f}"
+    assert page.cards["top-5, average with step 1"] == f"{sum(top5) / 5:.1f}"
     falls = [max(rows[i]["per_step"][j] for i in range(j, 4)) - rows[4]["per_step"][j] for j in range(4)]
     assert page.cards["forgetting"] == f"{sum(falls) / 4:.1f}"
     table = page.tables["steps"]
@@ -88,6 +93,7 @@ def test_headline_and_steps_are_those_of_the_run(run_directory: Path) -> None:
         pairs = list(zip(made["labels"], made["top1"], strict=True))
         old = row["seen"] - row["new"]
         assert cells[2] == f"{100 * sum(a == b for a, b in pairs) / len(pairs):.1f}"
+        assert cells[4] == f"{100 * sum(made['in_top5']) / len(pairs):.1f}"
         assert int(cells[6]) == sum(a >= old and a != b for a, b in pairs)
         assert int(cells[7]) == sum(a < old <= b for a, b in pairs)
         assert int(cells[8]) == sum(a < old and b < old and a != b for a, b in pairs)
@@ -198,7 +204,15 @@ def test_comparison_table_gains_and_bands(comparison: Path) -> None:
         assert cells[1] == f"{mean:.1f}± {std:.1f}"
         averages = [sum(row["accuracy"] for row in rows[1:]) / 4 for rows in runs[cells[0]]]
         assert cells[2].startswith(f"{sum(averages) / 2:.1f}±")
-        assert cells[5] == "2"
+        lasts = [rows[-1]["accuracy_top5"] for rows in runs[cells[0]]]
+        averages = [sum(row["accuracy_top5"] for row in rows[1:]) / 4 for rows in runs[cells[0]]]
+        assert cells[5].startswith(f"{sum(lasts) / 2:.1f}±")
+        assert cells[6].startswith(f"{sum(averages) / 2:.1f}±")
+        assert cells[8] == "2"
+    headings = page.tables["methods"][0]
+    assert headings[1:3] == ["last step", "average without step 1"]
+    assert headings[5:7] == ["top-5, last step", "top-5, average without step 1"]
+    assert "curves-top5" not in page.tables  # with ten classes, top-5 accuracy says little
     means = {m: [sum(rows[i]["accuracy"] for rows in both) / 2 for i in range(5)] for m, both in runs.items()}
     gains = next(table for table in page.tables.values() if table[0][:3] == ["method", "2", "4"])
     for cells in gains[1:]:
@@ -344,7 +358,7 @@ def test_hostile_runs_are_skipped_with_a_reason(comparison: Path, tmp_path: Path
         "linked-predictions": (lambda d: _replace_with_link(d / "predictions"), "is a symbolic link"),
         "infinite": (
             lambda d: write_metrics(d, [{**row, "seconds": math.inf} for row in metrics(d)]),
-            "not a finite number",
+            "is not valid JSON",
         ),
         "classes": (lambda d: write_metrics(d, [{**row, "seen": 1000} for row in metrics(d)]), "do not add up"),
         "settings": (lambda d: _edit_json(d / "config.json", settings={"method": "wa"}), "config.json"),
@@ -560,9 +574,113 @@ def test_the_papers_results_are_shown_only_for_the_same_protocol(run_directory: 
         ("reinit_head", False, True),
     ):
         assert (paper(fields={**config["settings"]["fields"], field: value}) is not None) == shown
+    assert paper(method="bic", fields={"bias": True}).average == 65.1  # as in its authors' code
     paper()
     report(directory)
     assert "paper 66.6" in "".join(read_page(directory).text)
+
+
+def test_the_papers_top5_results_are_shown_next_to_top5(run_directory: Path, tmp_path: Path) -> None:
+    """Table 3 of the paper: ImageNet, top-5, average without the first step / last step."""
+    directory = tmp_path / "run"
+    shutil.copytree(run_directory, directory)
+    config = json.loads((directory / "config.json").read_text())
+
+    def paper(dataset: str, method: str) -> PaperResult | None:
+        settings = {**config["settings"], "dataset": dataset, "method": method}
+        settings["memory"] = {"size": 20000 if dataset == "imagenet1000" else 2000, "per": "total"}
+        sizes = [100 if dataset == "imagenet1000" else 10] * 10
+        (directory / "config.json").write_text(json.dumps({**config, "settings": settings, "sizes": sizes}))
+        return paper_result(read_run(directory))
+
+    table: dict[str, dict[str, tuple[float | None, float | None]]] = {
+        "imagenet1000": {
+            "lwf-mc": (42.5, 24.3),
+            "icarl": (60.8, 44.0),
+            "eeil": (69.4, 52.3),
+            "bic": (82.9, 73.2),
+            "il2m": (78.3, None),
+            "joint": (None, 89.1),
+            "wa": (85.7, 81.1),
+        },
+        "imagenet100": {
+            "lwf-mc": (60.7, 36.6),
+            "icarl": (81.8, 63.8),
+            "eeil": (89.2, 80.2),
+            "bic": (89.8, 84.4),
+            "rps": (86.6, 74.0),
+            "joint": (None, 95.1),
+            "wa": (90.2, 84.1),
+        },
+    }
+    for dataset, methods in table.items():
+        for method, (average, last) in methods.items():
+            found = paper(dataset, method)
+            assert found is not None, (dataset, method)
+            assert found.figure("average_top5_without_first") == average
+            assert found.figure("last_top5") == last
+            for key in ("last", "average_without_first", "average_with_first"):
+                assert found.figure(key) is None  # these are top-1
+    report(directory)  # wa on imagenet100, the last one
+    text = (directory / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"<span>top-5, last step</span><em>paper 84.1</em>", text)
+    assert re.search(r"<span>top-5, average without step 1</span><em>paper 90.2</em>", text)
+    assert text.count("<em>paper ") == 2
+    report(tmp_path)
+    row = read_page(tmp_path).tables["methods"][1]
+    assert [("paper" in cell) for cell in row[1:8]] == [False, False, False, False, True, True, False]
+
+
+@pytest.fixture(scope="module")
+def ablation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a comparison of 12 classes, with panels as an ablation has them."""
+    out = tmp_path_factory.mktemp("ablation")
+    overrides: dict[str, dict[str, Any]] = {"train": {"epochs": 1}, "stream": {"classes": 12, "steps": 3}}
+    panels = [{"title": "Aligning", "labels": ["ce", "wa"]}, {"title": "Distillation", "labels": ["ce", "ce+kd"]}]
+    compare(plan("glyphs", ["ce", "ce+kd", "wa"], [0], overrides=overrides), out, panels=panels)
+    report(out)
+    return out
+
+
+def test_more_than_ten_classes_have_charts_of_top5_too(ablation: Path) -> None:
+    page, file = read_page(ablation), json.loads((ablation / "compare.json").read_text())
+    for name, key in (("curves", "accuracy"), ("curves-top5", "accuracy_top5")):
+        drawn = points_of(ablation, name)
+        for entry in file["entries"]:
+            assert [p["accuracy"] for p in drawn if p["label"] == entry["label"]] == pytest.approx(entry[key])
+    assert "top-5 accuracy, %" in json.dumps(spec_of(ablation, "curves-top5"))
+    gains = {row[0]: row[1:] for row in page.tables["curves-top5"]}  # the table below the chart
+    first, last = file["entries"][0]["accuracy_top5"], file["entries"][-1]["accuracy_top5"]
+    assert gains["method"] == ["4", "8", "12", "average"]
+    assert gains["wa"][:3] == [f"{mine:.1f}({mine - base:+.1f})" for mine, base in zip(last, first, strict=True)]
+    for number, labels in enumerate((["ce", "wa"], ["ce", "ce+kd"]), 1):
+        for name, key in ((f"panel-{number}", "accuracy"), (f"panel-{number}-top5", "accuracy_top5")):
+            wanted = [value for e in file["entries"] if e["label"] in labels for value in e[key]]
+            assert [p["accuracy"] for p in points_of(ablation, name)] == pytest.approx(wanted)
+    text = "".join(page.text)
+    assert "Gain over ce, top-5" in text
+    assert "Top-5 accuracy in percent by number of classes learned" in text
+    for figure in comparison_figures(read_comparison(Directory(ablation))):
+        figure.chart.to_dict()  # raises an error if it does not follow the schema
+
+
+def test_five_classes_have_no_top5_in_the_summary(tmp_path: Path) -> None:
+    overrides: dict[str, dict[str, Any]] = {"train": {"epochs": 1}, "stream": {"classes": 4, "steps": 2}}
+    compare(plan("digits", ["ce"], [0], overrides=overrides), tmp_path)
+    report(tmp_path)
+    assert not any("top-5" in heading for heading in read_page(tmp_path).tables["methods"][0])
+    assert not any("top-5" in name for name in read_page(tmp_path / "ce" / "steps-2" / "seed-0").cards)
+
+
+def test_a_summary_without_top5_is_completed_from_the_steps(run_directory: Path, tmp_path: Path) -> None:
+    """Versions before 0.2.0 wrote top-1 only."""
+    shutil.copytree(run_directory, tmp_path / "run")
+    file = tmp_path / "run" / "summary.json"
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in whole.items() if "top5" not in name}))
+    assert read_run(tmp_path / "run").summary == whole
+    report(tmp_path / "run")
+    assert read_page(tmp_path / "run").cards == read_page(run_directory).cards
 
 
 # ---- figures for a paper
@@ -646,25 +764,30 @@ def test_names_are_escaped(run_directory: Path, tmp_path: Path, open_page: Open)
     assert names[:4] == NASTY
     for width in (1280, 320):
         page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        check_width(page, width)
     page.locator("[data-chart=confusion] svg .mark-rect.role-mark path").first.click()
     assert NASTY[0] in page.locator("#predicted-as").inner_text()
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_charts_of_an_ablation_are_drawn_and_fit(ablation: Path, open_page: Open, width: int) -> None:
+    check_charts(open_page(ablation, width), width, charts=2 + 2 * 2 + 3)
+
+
 def test_the_comparison_in_a_browser(comparison: Path, open_page: Open) -> None:
     page = open_page(comparison, 390)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    check_width(page, 390)
     page.click("#methods th:nth-child(2) button")
     lasts = [
         float(text.split("±")[0].split()[0]) for text in page.locator("#methods td:nth-child(2)").all_inner_texts()
     ]
     assert lasts == sorted(lasts, reverse=True)
     page.evaluate(
-        "[9, 65, 6000].forEach((s, i) => document.querySelectorAll('#methods td:nth-child(7)')[i].dataset.value = s)"
+        "[9, 65, 6000].forEach((s, i) => document.querySelectorAll('#methods td:nth-child(10)')[i].dataset.value = s)"
     )
-    page.click("#methods th:nth-child(7) button")
-    times = page.locator("#methods td:nth-child(7)").evaluate_all("cells => cells.map(cell => cell.dataset.value)")
+    page.click("#methods th:nth-child(10) button")
+    times = page.locator("#methods td:nth-child(10)").evaluate_all("cells => cells.map(cell => cell.dataset.value)")
     assert times == ["6000", "65", "9"]
     for link in page.locator("#methods a").all():
         address = link.evaluate("a => a.href")  # as the browser would ask for it

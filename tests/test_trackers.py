@@ -173,6 +173,7 @@ def assert_complete(tracked: Tracked, directory: Path) -> None:
     """Check that every figure of every step, the summary and the loss of every epoch arrived once."""
     rows = [flatten(row) for row in results_of(directory)]
     wanted = "accuracy accuracy_top5 gamma errors.e_n errors_uncorrected.e_on norms_old exemplars seconds"
+    wanted += " summary/last summary/last_top5 summary/average_top5_without_first"
     assert set(wanted.split()) <= tracked.points.keys()
     for figure in {key for row in rows for key in row} - {"step"}:
         assert_points(tracked, figure, {row["step"]: row[figure] for row in rows if is_number(row.get(figure))})

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.core.files import atomic_write
+from equipoise.core.tensors import check_values
 from equipoise.errors import DataError, UsageError, unknown_name
 from equipoise.learn.align import align_head, head_norms
 
@@ -50,6 +51,7 @@ def align_file(checkpoint: Path, head: str, old: int, out: Path, norm: int = 1, 
         raise UsageError(f"{head} has shape {tuple(rows.weight.shape)}, but a head has one row of floats per class")
     if bias is not None and not (isinstance(bias, Tensor) and bias.is_floating_point() and bias.dim() == 1):
         raise UsageError(f"the bias of {head} is not a vector of floats")
+    _check_finite(head, rows)
     try:
         norms = head_norms(rows, norm)
         gamma = align_head(rows, old, norm, clamp)
@@ -57,6 +59,14 @@ def align_file(checkpoint: Path, head: str, old: int, out: Path, norm: int = 1, 
         raise DataError(f"{head} is stored as {rows.weight.dtype}: convert it to float32 first") from error
     atomic_write(out, lambda file: save_file(content, file, metadata) if safe else torch.save(content, file))
     return AlignReport(gamma, old, len(norms) - old, norms[:old].mean().item(), norms[old:].mean().item())
+
+
+def _check_finite(head: str, rows: HeadRows) -> None:
+    """Raise an error if γ would not be a number."""
+    try:
+        check_values({head: rows.weight} | ({} if rows.bias is None else {f"the bias of {head}": rows.bias}))
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"cannot align {error}: check whether training diverged") from error
 
 
 def _read_safe(path: Path) -> tuple[dict[str, Any], dict[str, str] | None]:
@@ -76,7 +86,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
         raise DataError(
             f"cannot read {path} without running code from it: save its state_dict() as safetensors first"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged pickle may raise anything; no code in it has run
         raise DataError(f"{path} is truncated or not a checkpoint that torch can read") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}, not a state dict")

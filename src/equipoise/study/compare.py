@@ -2,13 +2,14 @@
 
 compare.json  the figures of every run, and their means and standard deviations
 compare.csv   one line per run and step
-compare.tex   the means, for a paper
+compare.tex   the means of one metric, for a paper
 """
 
 from __future__ import annotations
 
+import json
 import re
-import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,22 +18,29 @@ from typing import Any
 
 from equipoise.core.config import with_settings
 from equipoise.core.directory import Directory
+from equipoise.core.files import digest
+from equipoise.core.output import warn
+from equipoise.engine.metrics import METRICS, TOP1, Metric
 from equipoise.engine.progress import duration
 from equipoise.engine.recipes import resolve
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
+from equipoise.engine.shared_training import FOLDER, SharedTraining
 from equipoise.errors import EquipoiseError, UsageError
+from equipoise.methods import registry
 from equipoise.study.experiment import Experiment, RunResult
 from equipoise.study.export_tables import comparison_csv, comparison_latex
 from equipoise.study.launch import DataCache, Job, Launcher, LaunchListener, Local
 from equipoise.study.process_group import refuse_process_group
 from equipoise.study.run_dir import RunDir, make_dirs
-from equipoise.study.tables import FIGURES, in_steps, mean_std
+from equipoise.study.tables import figures_of, in_steps, mean_std
 
 FORMAT = 2
+ACCURACIES = [metric.accuracy for metric in METRICS.values()]
+FIGURES = [key for metric in METRICS.values() for key in figures_of(metric).values()]
 OWNED: dict[str, Any] = {
-    **dict.fromkeys(("compare.json", "compare.csv", "compare.tex", "report.html"), "file"),
-    "slurm": "dir",
+    **dict.fromkeys(("compare.json", "compare.csv", "compare.tex", "report.html", ".lock"), "file"),
+    **dict.fromkeys(("slurm", FOLDER), "dir"),
 }
 """What equipoise writes into the directory of a comparison, besides its runs."""
 Overrides = Mapping[str, Mapping[str, Any]]
@@ -61,6 +69,15 @@ class Cell:
         """The steps as on the command line: 5, or 50,10x5."""
         steps = self.settings.stream.steps
         return ",".join(map(str, steps)) if isinstance(steps, tuple) else str(steps)
+
+    @property
+    def group(self) -> str:
+        """Cells of the same group differ only in what may leave their training unchanged."""
+        identity = self.settings.identity()
+        for name in ("method", "fields", "memory"):
+            del identity[name]
+        same = [registry.lookup(self.settings.method)[0].__qualname__, identity]
+        return digest(json.dumps(same, sort_keys=True).encode()).hex()
 
     @property
     def directory(self) -> Path:
@@ -115,6 +132,8 @@ class ComparisonStatus:
     done: int
     runs: int
     seconds_left: float | None
+    metric: Metric
+    """Which accuracy tables show; compare.json has all."""
 
     def __str__(self) -> str:
         left = f", about {duration(self.seconds_left)} left" if self.seconds_left else ""
@@ -130,7 +149,7 @@ class CompareListener(LaunchListener):
 
     def failed(self, cell: Cell, error: EquipoiseError) -> None:
         """A run failed."""
-        print(f"equipoise: {cell.name} failed: {error}", file=sys.stderr)
+        warn(f"equipoise: {cell.name} failed: {error}")
 
 
 def compare(
@@ -141,29 +160,57 @@ def compare(
     data_root: str | Path | None = None,
     listener: CompareListener | None = None,
     launcher: Launcher | None = None,
+    metric: Metric = TOP1,
+    share: bool = True,
 ) -> dict[str, Any]:
     """Execute every run that is not yet in ``out`` and return the content of compare.json, written after each run.
 
     A run that fails is listed under "failed", and the others continue. ``launcher`` executes the runs (default: this
-    process, one after another).
+    process, one after another). compare.tex and the listener's tables show ``metric``. With ``share``, what several
+    runs would train alike, to the bit, is trained once.
     """
     listener, data, directory = listener or CompareListener(), DataCache(data_root), Directory(out)
     _check(cells, out, data)
+    with directory.lock():
+        directory.remove_temporary(below=False)
+        return _execute(cells, directory, panels, data, listener, launcher or Local(), metric, share)
+
+
+def _execute(
+    cells: Sequence[Cell],
+    directory: Directory,
+    panels: Panels | None,
+    data: DataCache,
+    listener: CompareListener,
+    launcher: Launcher,
+    metric: Metric,
+    share: bool,
+) -> dict[str, Any]:
+    """Execute runs and update the files of the comparison after each."""
+    out = directory.path
+    trained = [SharedTraining(out, cell.group) for cell in cells]
+    sizes = Counter(trained)
     outcomes: CellOutcomes = {}  # by cell, so that the order of arrival does not matter
-    status = _status(cells, outcomes, panels, out)
+    status = _status(cells, outcomes, panels, out, metric)
     listener.compared(status)
-    jobs = [Job(cell.name, cell.settings, out / cell.directory) for cell in cells]
-    with closing((launcher or Local()).launch(jobs, data, listener)) as launched:
+    jobs = [
+        Job(cell.name, cell.settings, out / cell.directory, trained=mine if share and sizes[mine] > 1 else None)
+        for cell, mine in zip(cells, trained, strict=True)
+    ]
+    with closing(launcher.launch(jobs, data, listener)) as launched:
         for index, outcome in launched:
             outcomes[index] = str(outcome) if isinstance(outcome, EquipoiseError) else outcome
             if isinstance(outcome, EquipoiseError):
                 listener.failed(cells[index], outcome)
-            status = _status(cells, outcomes, panels, out)
+            status = _status(cells, outcomes, panels, out, metric)
             if finished := _finished(cells, outcomes):
                 directory.write_text("compare.csv", comparison_csv(_lines(finished)))
-                directory.write_text("compare.tex", comparison_latex(status.table))
+                directory.write_text("compare.tex", comparison_latex(status.table, metric))
             directory.write_json("compare.json", status.table)
             listener.compared(status)
+            sizes[trained[index]] -= 1
+            if not sizes[trained[index]]:
+                trained[index].clear()
     return status.table
 
 
@@ -191,7 +238,9 @@ def _finished(cells: Sequence[Cell], outcomes: CellOutcomes) -> list[tuple[Cell,
     return [(cell, result) for cell, result in found if isinstance(result, RunResult)]
 
 
-def _status(cells: Sequence[Cell], outcomes: CellOutcomes, panels: Panels | None, out: Path) -> ComparisonStatus:
+def _status(
+    cells: Sequence[Cell], outcomes: CellOutcomes, panels: Panels | None, out: Path, metric: Metric
+) -> ComparisonStatus:
     by_label: dict[str, list[tuple[Cell, RunResult]]] = {cell.label: [] for cell in cells}
     for cell, result in _finished(cells, outcomes):
         by_label[cell.label].append((cell, result))
@@ -207,30 +256,34 @@ def _status(cells: Sequence[Cell], outcomes: CellOutcomes, panels: Panels | None
     waiting = [cell for index, cell in enumerate(cells) if index not in outcomes]
     unfinished = sum(not Directory(out / cell.directory).is_file("summary.json") for cell in waiting)
     labels = list(dict.fromkeys(cell.label for cell in waiting))
-    return ComparisonStatus(table, labels, len(outcomes), len(cells), None if seconds is None else seconds * unfinished)
+    left = None if seconds is None else seconds * unfinished
+    return ComparisonStatus(table, labels, len(outcomes), len(cells), left, metric)
 
 
 def _entry(runs: Sequence[tuple[Cell, RunResult]], out: Path) -> dict[str, Any]:
     """Combine the runs of one label."""
-    cell, results = runs[0][0], [result for _, result in runs]
-    accuracies = [[step.accuracy for step in result.steps] for result in results]
-    by_step = [mean_std(values) for values in zip(*accuracies, strict=True)]
-    figures = {name: mean_std(result.summary[name] for result in results) for name in FIGURES.values()}
-    listed = []
-    for (run, result), accuracy in zip(runs, accuracies, strict=True):
+    cell, first = runs[0]
+    listed: list[dict[str, Any]] = []
+    by_step: dict[str, Any] = {}
+    for run, result in runs:
         where = result.directory.relative_to(out).as_posix()
-        listed.append({"seed": run.settings.seed, "directory": where, "accuracy": accuracy, **result.summary})
+        curves = {name: [getattr(step, name) for step in result.steps] for name in ACCURACIES}
+        listed.append({"seed": run.settings.seed, "directory": where, **curves, **result.summary})
+    for name in ACCURACIES:
+        spreads = [mean_std(values) for values in zip(*(run[name] for run in listed), strict=True)]
+        by_step[name] = [mean for mean, _ in spreads]
+        by_step[f"{name}_std"] = [std for _, std in spreads]
+    figures = {name: mean_std(run[name] for run in listed) for name in FIGURES}
     return {
         "label": cell.label,
         "method": cell.settings.method,
         "steps": cell.steps,
-        "seen": [step.seen for step in results[0].steps],
+        "seen": [step.seen for step in first.steps],
         "runs": listed,
         "n": len(runs),
         "mean": {name: mean for name, (mean, _) in figures.items()},
         "std": {name: std for name, (_, std) in figures.items()},
-        "accuracy": [mean for mean, _ in by_step],
-        "accuracy_std": [std for _, std in by_step],
+        **by_step,
     }
 
 

@@ -32,10 +32,11 @@ class CompareTable(RunTable, CompareListener):
     def compared(self, status: ComparisonStatus) -> None:
         if not self.console.is_terminal:
             if status.done:
-                self.console.print(f"{status}\n", soft_wrap=True)
+                self.console.print(str(status), soft_wrap=True)
+                self.console.print()
             return
         line = Text(f"  {status}", style="dim")
-        table = comparison(status.table, self.console, status.pending)
+        table = comparison(status.table, self.console, status.pending, status.metric)
         self.board = Group("", table, line)
         if len(self.console.render_lines(self.board)) > self.console.height - 3:  # rich would cut off the progress bar
             self.board = line
@@ -88,7 +89,7 @@ class LaunchBoard(CompareTable):
         self._print_head()
         for result in results:
             self._print_row(result, len(results))
-        self._print_summary(summary)
+        self._print_summary(results, summary)
         self.console.print()
 
     def close(self) -> None:

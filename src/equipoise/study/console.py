@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +10,14 @@ from typing import Any
 
 from rich.markup import escape
 
+from equipoise.core.output import print_json
+from equipoise.engine.metrics import TOP1, metrics_for
 from equipoise.engine.progress import ProgressBar, duration
 from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
 from equipoise.learn.stage import TrainListener
 from equipoise.pages.text import one_decimal
-from equipoise.study.tables import FIGURES
+from equipoise.study.tables import figures_of
 
 Summary = Mapping[str, float | None]
 
@@ -74,14 +75,15 @@ class JsonRunPrinter(RunListener):
             self.step(result)
 
     def step(self, result: StepResult) -> None:
-        print(json.dumps(result.to_dict()), flush=True)
+        print_json(result.to_dict())
 
     def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
-        print(json.dumps({"summary": dict(summary), "directory": str(directory)}), flush=True)
+        print_json({"summary": dict(summary), "directory": str(directory)})
 
 
 HEADINGS = ("step", "classes", "top-1", "before", "top-5", "γ", "e(n)", "e(o,n)", "e(o,o)", "time")
 LINE = "{:>6}{:>9}{:>7}{:>8}{:>7}{:>7}{:>6}{:>8}{:>8}{:>8}"
+WORDS = {"last": "last", "avg": "average without step 1", "avg+1": "with it", "forgets": "forgetting"}
 LEGEND = (
     "before: top-1 without the correction; e(n): new images misclassified; e(o,n): old images predicted as new "
     "classes; e(o,o): old images predicted as other old classes"
@@ -133,13 +135,16 @@ class RunTable(ProgressBar, RunListener):
 
     def done(self, results: Sequence[StepResult], summary: Summary, directory: Path) -> None:
         self.close()
-        self._print_summary(summary)
-        self.console.print(f"  files: {escape(str(directory))}\n", soft_wrap=True)
+        self._print_summary(results, summary)
+        self.console.print(f"  files: {escape(str(directory))}", soft_wrap=True)
+        self.console.print()
 
-    def _print_summary(self, summary: Summary) -> None:
-        words = ("last", "average without step 1", "with it", "forgetting")
-        figures = [f"{word} {one_decimal(summary[name])}" for word, name in zip(words, FIGURES.values(), strict=True)]
-        self.console.print(f"  [bold]{', '.join(figures)}[/]", soft_wrap=True)
+    def _print_summary(self, results: Sequence[StepResult], summary: Summary) -> None:
+        for metric in metrics_for(results[-1].seen):
+            figures = figures_of(metric).items()
+            words = ", ".join(f"{WORDS[heading]} {one_decimal(summary[key])}" for heading, key in figures)
+            title = "" if metric is TOP1 else f"{metric.title}: "
+            self.console.print(f"  [bold]{title}{words}[/]", soft_wrap=True)
         if not self.quiet:
             self.console.print(f"  {LEGEND}", style="dim", soft_wrap=True)
 

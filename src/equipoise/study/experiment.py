@@ -20,6 +20,7 @@ from equipoise.engine.results import StepResult
 from equipoise.engine.settings import Settings
 from equipoise.errors import DataError, UsageError
 from equipoise.learn.backbones.pretrained import input_statistics
+from equipoise.learn.stage import TrainedStages
 from equipoise.study.console import RunListener, RunStart, Summary
 from equipoise.study.features import extract_cached
 from equipoise.study.run_dir import RunDir
@@ -82,11 +83,11 @@ class Experiment:
         for step in self.stream:
             old = counts[: step.old]
             if method.rehearsal == "memory":
-                repeats = self.settings.train.for_step(step.index).exemplar_repeats
-                old = old.clamp(max=self.learner.memory.quota(step.old)) * repeats
+                old = old.clamp(max=self.learner.memory.quota(step.old))
+                old = old * self.settings.train.repeats(step.index, len(step.images), int(old.sum()))
             elif method.rehearsal != "all":
                 old = old[:0]
-            predicted.append(len(step.images) + int(old.sum()))
+            predicted.append((len(step.images) + int(old.sum())) * self.settings.train.versions)
         return predicted
 
     def workloads(self) -> list[int]:
@@ -113,15 +114,21 @@ def load_data(settings: Settings, data_root: str | Path | None) -> Dataset:
     return sources.load(settings.dataset, data_root, **settings.data)
 
 
-def execute(settings: Settings, directory: Path, load: Callable[[], Dataset], listener: RunListener) -> RunResult:
+def execute(
+    settings: Settings,
+    directory: Path,
+    load: Callable[[], Dataset],
+    listener: RunListener,
+    trained: TrainedStages | None = None,
+) -> RunResult:
     """Learn every step that is not yet in ``directory``; called by all processes of a group."""
-    run_dir = RunDir(directory, settings)
+    run_dir = RunDir(directory, settings, trained)
     distributed.broadcast(run_dir.check)
     experiment = distributed.main_first(lambda: Experiment.prepare(settings, load()))
     learner, stream = experiment.learner, experiment.stream
     _check_same(settings, stream)
     with ExitStack() as stack:
-        progress = distributed.broadcast(lambda: stack.enter_context(run_dir.open(stream)))
+        progress = distributed.broadcast(lambda: stack.enter_context(run_dir.open(stream, learner.method)))
         experiment.extract()
         run_dir.restore(progress, learner, stream.train.store)
         results = list(progress.results)

@@ -14,8 +14,8 @@ def about(name: str) -> str:
     return getattr(fields, "about", "") or (cls.__doc__ or "").strip().splitlines()[0]
 
 
-def list_methods() -> str:
-    """Describe every method: what it does, what it stores, and its paper."""
+def list_methods() -> list[str]:
+    """Return lines about every method: what it does, what it stores, and its paper."""
     lines = []
     for name, (cls, _) in registry().items():
         memory = {"memory": "memory", "all": "all images", "none": "no memory", "kept": "no memory"}[cls.rehearsal]
@@ -23,15 +23,15 @@ def list_methods() -> str:
         extra = f", {cls.stores}" if cls.stores else ""
         lines += [f"{name:12} {about(name)}", f"{'':12} {memory}{teacher}{extra}"]
         lines += [f"{'':12} {cls.paper}"] if cls.paper else []
-    return "\n".join(lines)
+    return lines
 
 
-def describe_method(name: str) -> str:
-    """Describe the settings of one method, as ``--set method.NAME=VALUE`` takes them."""
+def describe_method(name: str) -> list[str]:
+    """Return lines about the settings of one method, as ``--set method.NAME=VALUE`` takes them."""
     method = make(name)
     docs = field_docs(type(method))
     lines = [f"{name}: {about(name)}", *([method.paper] if method.paper else [])]
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
         lines += [f"  method.{field.name} = {'none' if value is None else value}", f"      {docs.get(field.name, '')}"]
-    return "\n".join(lines)
+    return lines

@@ -39,6 +39,7 @@ from equipoise.engine.results import read_results
 from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError, ReportedError, RunError, UsageError, describe_os_error
 from equipoise.learn.runtime import Runtime, keep_freed_memory
+from equipoise.learn.stage import TrainedStages
 from equipoise.study.console import ListenerGroup, RunListener
 from equipoise.study.experiment import RunResult, execute
 
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 
     Messages = SimpleQueue[tuple[str, str]]
     """Errors of the processes: the name of the class, or nothing for an internal error, and the message."""
+
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+"""The network interface that other machines cannot reach."""
 
 for name in ("lightning_fabric.utilities", "torch.multiprocessing.spawn"):
     logging.getLogger(name).setLevel(logging.ERROR)  # here, since Fabric logs before a new process calls our function
@@ -63,6 +67,8 @@ class RunTask:
     """Makes the listener that shows the progress; called in the main process only."""
     listeners: Sequence[RunListener] = ()
     """Further listeners, for the main process."""
+    trained: TrainedStages | None = None
+    """What other runs have trained."""
 
 
 def launch(task: RunTask) -> RunResult:
@@ -72,13 +78,14 @@ def launch(task: RunTask) -> RunResult:
         return _run(task)
     runtime = replace(task.settings.runtime, devices=layout.devices, nodes=layout.nodes)
     task = replace(task, settings=replace(task.settings, runtime=runtime))
-    fabric = _fabric(runtime, layout)
     if layout.by == "user":
         with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
             answer = Directory(Path(folder))
-            _spawn(fabric, partial(_write_result, task=task, answer=answer))
+            fabric = _fabric(runtime, layout, Path(folder))
+            _spawn(fabric, partial(_write_result, task=task, answer=answer), layout.nodes)
             found = answer.read_json("result.json")
             return RunResult(task.directory, read_results(found["steps"], folder), found["summary"])
+    fabric = _fabric(runtime, layout)
     fabric.launch()
     try:
         result = _take_part(fabric, task)
@@ -100,17 +107,23 @@ def _write_result(fabric: Fabric, task: RunTask, answer: Directory) -> None:
 
 def run_in_group(function: Callable[[], object], processes: int = 2) -> None:
     """Call ``function`` in several new processes of this machine that form a group."""
-    _spawn(_fabric(Runtime(), LaunchEnv(devices=processes)), partial(_call, function=function))
+    with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
+        fabric = _fabric(Runtime(), LaunchEnv(devices=processes), Path(folder))
+        _spawn(fabric, partial(_call, function=function))
 
 
 def _call(fabric: Fabric, function: Callable[[], object]) -> None:
     function()
 
 
-def _spawn(fabric: Fabric, function: Callable[[Fabric], object]) -> None:
+def _spawn(fabric: Fabric, function: Callable[[Fabric], object], nodes: int = 1) -> None:
     """Start the processes and wait for them; an error in any of them becomes one readable error."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns if a stage trains the whole network
+    if nodes == 1 and sys.platform in LOOPBACK:  # or gloo looks up this machine's name, and listens to all others
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
     port, others = os.environ.get("MASTER_PORT"), multiprocessing.active_children()
+    if nodes == 1 and port is None:
+        os.environ["MASTER_PORT"] = "0"  # nobody connects to it, and Fabric would bind one to find it free
     messages: Messages = multiprocessing.get_context("spawn").SimpleQueue()
     try:
         pickle.dumps(function)
@@ -125,7 +138,7 @@ def _spawn(fabric: Fabric, function: Callable[[Fabric], object]) -> None:
         raise
     finally:
         _end_children(others)
-        if port is None:  # Fabric leaves the port it chose in the environment
+        if port is None:  # Fabric also leaves the port it chose in the environment
             os.environ.pop("MASTER_PORT", None)
 
 
@@ -156,11 +169,14 @@ def process_layout(runtime: Runtime) -> LaunchEnv:
     return replace(found, devices=runtime.devices, nodes=runtime.nodes)
 
 
-def _fabric(runtime: Runtime, layout: LaunchEnv) -> Fabric:
+def _fabric(runtime: Runtime, layout: LaunchEnv, folder: Path | None = None) -> Fabric:
+    """Return what starts and connects the processes; those of one machine meet in ``folder``."""
     require("lightning_fabric", "distributed", "training in several processes")
     from lightning_fabric import Fabric
     from lightning_fabric.plugins import environments
     from lightning_fabric.strategies.ddp import DDPStrategy
+
+    from equipoise.study.one_machine import OneMachineStrategy
 
     kind = torch.device(runtime.device)
     if kind.index is not None or kind.type not in ("cpu", "cuda"):
@@ -174,7 +190,8 @@ def _fabric(runtime: Runtime, layout: LaunchEnv) -> Fabric:
             "torchrun": environments.TorchElasticEnvironment,
             "srun": partial(environments.SLURMEnvironment, auto_requeue=False),
         }[layout.by]()
-        strategy = DDPStrategy(
+        kind_of_strategy = partial(OneMachineStrategy, folder) if folder and layout.nodes == 1 else DDPStrategy
+        strategy = kind_of_strategy(
             cluster_environment=environment,
             process_group_backend=backend,
             start_method="spawn" if layout.by == "user" else "popen",
@@ -238,7 +255,7 @@ def _take_part(fabric: Fabric, task: RunTask) -> RunResult:
 
 def _run(task: RunTask) -> RunResult:
     with closing(ListenerGroup(task.screen(), *task.listeners)) as listener:
-        return execute(task.settings, task.directory, task.load, listener)
+        return execute(task.settings, task.directory, task.load, listener, task.trained)
 
 
 def _explain(error: ProcessExitedException | ProcessRaisedException, messages: Messages, processes: int) -> None:

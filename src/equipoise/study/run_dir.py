@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -30,7 +31,7 @@ import msgspec
 from torch import Tensor
 
 from equipoise.core.config import flatten
-from equipoise.core.directory import TEMPORARY, Directory
+from equipoise.core.directory import MAX_FILE_BYTES, Directory
 from equipoise.core.open_dir import printable
 from equipoise.core.tensors import read_tensors, write_tensors
 from equipoise.data.images import Images, Store
@@ -42,7 +43,10 @@ from equipoise.engine.results import FORMAT, StepResult, read_results, write_lin
 from equipoise.engine.settings import Settings
 from equipoise.engine.step import StepOutcome
 from equipoise.errors import RunError, UsageError
+from equipoise.learn.method import Method
 from equipoise.learn.runtime import processor
+from equipoise.learn.saved_state import check_layout, check_loaded
+from equipoise.learn.stage import TrainedStages
 from equipoise.study.gallery import write_gallery
 from equipoise.version import __version__
 
@@ -86,8 +90,8 @@ class Progress:
 class RunDir:
     """The directory of a run; one process at a time may open it."""
 
-    def __init__(self, path: Path, settings: Settings) -> None:
-        self.path, self.settings = path, settings
+    def __init__(self, path: Path, settings: Settings, trained: TrainedStages | None = None) -> None:
+        self.path, self.settings, self.trained = path, settings, trained
         self.directory = Directory(path)
         self._checkpoint = self.directory.sub("checkpoint")
 
@@ -115,12 +119,12 @@ class RunDir:
         return RunError(f"the run in {self.path} is damaged ({printable(str(why))}): remove it to start again")
 
     @contextmanager
-    def open(self, stream: ClassStream) -> Iterator[Progress]:
-        """Lock the directory and read how far the run is."""
+    def open(self, stream: ClassStream, method: Method) -> Iterator[Progress]:
+        """Lock the directory and read how far the run is; ``method`` takes the shapes of the state."""
         make_dirs(self.directory, "checkpoint", "predictions")
         with self.directory.lock():
             self._read(stream)
-            yield self._progress()
+            yield self._progress(method)
 
     def _read(self, stream: ClassStream) -> None:
         self.check()
@@ -152,11 +156,14 @@ class RunDir:
 
     # ---- finished steps
 
-    def _progress(self) -> Progress:
+    def _progress(self, method: Method) -> Progress:
         """Return everything that is needed to continue."""
-        manifest = self._manifest
+        manifest, state = self._manifest, None
+        seen = sum(self._sizes[: manifest.steps])
         try:
-            state = read_tensors(self._checkpoint, manifest.state) if manifest.state is not None else None
+            if manifest.state is not None:
+                fits = partial(check_layout, method, classes=seen)
+                state = read_tensors(self._checkpoint, manifest.state, fits)
             return Progress(self.results(), state, manifest.memory, self.current_step.epochs)
         except RunError as error:
             raise self._damaged(error) from error
@@ -168,8 +175,7 @@ class RunDir:
         try:
             learner.method.load_state_dict(progress.state)
             seen = progress.results[-1].seen
-            if sum(learner.method.steps) != seen:
-                raise ValueError(f"the state does not have {seen} classes")
+            check_loaded(learner.method, seen)
             for label, rows in progress.memory:
                 if not 0 <= label < seen or not all(0 <= row < len(store) for row in rows):
                     raise ValueError("an exemplar is not a training image")
@@ -192,7 +198,7 @@ class RunDir:
         """Save a finished step; replacing the manifest commits it."""
         result, memory = outcome.result, list(learner.memory.row_indices().items())
         write_tensors(self.directory, f"predictions/step-{result.step}.safetensors", outcome.tensors())
-        self.directory.write_text("metrics.jsonl", write_lines([*self.results(), result]))
+        self.directory.write_json_text("metrics.jsonl", write_lines([*self.results(), result]))
         name = _state_name(result.step)
         write_tensors(self._checkpoint, name, learner.method.state_dict())
         self._manifest = Manifest(FORMAT, self._manifest.data, result.step, name, memory)
@@ -203,15 +209,14 @@ class RunDir:
         """Save what is written after the last step."""
         gallery = self.directory.sub("gallery")
         if not gallery.exists("gallery.json"):
-            predictions = read_tensors(self.directory, f"predictions/step-{self._manifest.steps}.safetensors")
+            name = f"predictions/step-{self._manifest.steps}.safetensors"
+            predictions = read_tensors(self.directory, name, limit=MAX_FILE_BYTES)
             write_gallery(gallery, memory, tests, predictions)
         self.directory.write_json("summary.json", dict(summary))
 
     def _remove_temporary(self) -> None:
         """Delete what a killed process left behind; the lock is held."""
-        for entry in self.directory.entries():
-            if entry.kind == "file" and TEMPORARY.fullmatch(entry.name):
-                self.directory.remove(entry.name)
+        self.directory.remove_temporary(below=False)
         for name in ("checkpoint", "predictions", "gallery"):  # not tracking: those files are not ours
             if self.directory.exists(name):
                 self.directory.remove_temporary(name)
@@ -222,6 +227,7 @@ class RunDir:
             if STATE.fullmatch(entry.name) and entry.name != self._manifest.state:
                 self._checkpoint.remove(entry.name)
         self.current_step = StepCheckpoint(self._checkpoint, "step", f"step {self._manifest.steps + 1}")
+        self.current_step.trained = self.trained
 
 
 def make_dirs(directory: Directory, *names: str, option: str = "--out") -> None:
@@ -285,7 +291,7 @@ def _commit_of(folder: Path) -> str | None:
     """Return the commit of a source checkout, with + for uncommitted changes; None for an installed package."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
+        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]  # leave no index.lock in the checkout
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:

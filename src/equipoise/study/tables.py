@@ -11,10 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.engine.metrics import TOP1, Metric
 from equipoise.pages.text import one_decimal
 
-FIGURES = {"last": "last", "avg": "average_without_first", "avg+1": "average_with_first", "forgets": "forgetting"}
-"""Column headings and their keys in summary.json."""
 DIFFERENCES = {"Δ last": "last", "Δ avg": "avg"}
 """Figures that panels also show as differences from their first line."""
 LEGENDS = {
@@ -41,9 +40,15 @@ def in_steps(steps: str) -> str:
     return f"{steps} step" + ("s" if steps != "1" else "")
 
 
-def notes(table: dict[str, Any]) -> str:
+def figures_of(metric: Metric) -> dict[str, str]:
+    """Return column headings and their keys in summary.json."""
+    keys = {"last": metric.last, "avg": metric.average_without_first, "avg+1": metric.average_with_first}
+    return keys | ({"forgets": metric.forgetting} if metric.forgetting else {})
+
+
+def notes(table: dict[str, Any], metric: Metric = TOP1) -> str:
     """Explain the columns of a comparison and the spread of its figures."""
-    headings = [*DIFFERENCES.values(), "Δ"] if table["panels"] else FIGURES
+    headings = [*DIFFERENCES.values(), "Δ"] if table["panels"] else figures_of(metric)
     return f"{legend(headings)}\n{spread_note(table)}"
 
 
@@ -65,30 +70,33 @@ def spread_note(table: dict[str, Any]) -> str:
     return f"mean ± sample standard deviation over n = {seeds} seeds; no significance test is made{few}"
 
 
-def comparison(table: dict[str, Any], console: Console, pending: Sequence[str] = ()) -> Group:
+def comparison(table: dict[str, Any], console: Console, pending: Sequence[str] = (), metric: Metric = TOP1) -> Group:
     """Return a table of the accuracy after each step and its summary, with mean ± standard deviation over seeds.
 
     On a narrow console, columns of steps are left out first, then figures.
     """
     seen = sorted({classes for entry in table["entries"] for classes in entry["seen"]})
-    figures = list(DIFFERENCES.values() if table["panels"] else FIGURES)
+    figures = list(DIFFERENCES.values() if table["panels"] else figures_of(metric))
     choices = [(seen[::-1][::every][::-1], figures) for every in range(1, len(seen) + 1)]
     choices += [([], figures[:count]) for count in range(len(figures), 0, -1)]
     options = console.options.update(max_width=10_000)
     for steps, chosen in choices:
-        grid = _grid(table, steps, chosen, pending)
+        grid = _grid(table, steps, chosen, pending, metric)
         if console.measure(grid, options=options).maximum <= console.width:
             break
-    title = Text(f"{table['dataset']}: top-1 % by number of classes learned", style="bold")
+    title = Text(f"{table['dataset']}: {metric.title} % by number of classes learned", style="bold")
     shown = {column.header for column in grid.columns}
     if shown >= {*map(str, seen), *figures}:
         return Group(title, grid)
     return Group(title, grid, Text("some columns do not fit the terminal", style="dim"))
 
 
-def _grid(table: dict[str, Any], seen: Sequence[int], figures: Sequence[str], pending: Sequence[str]) -> Table:
+def _grid(
+    table: dict[str, Any], seen: Sequence[int], figures: Sequence[str], pending: Sequence[str], metric: Metric
+) -> Table:
     entries = {entry["label"]: entry for entry in table["entries"]}
     differences = {name: figure for name, figure in DIFFERENCES.items() if table["panels"] and figure in figures}
+    keys = figures_of(metric)
     counts = ["n"] if any(entry["n"] > 1 for entry in entries.values()) else []
     grid = Table(box=None, pad_edge=False, padding=(0, 1))
     grid.add_column("method", no_wrap=True)
@@ -101,10 +109,10 @@ def _grid(table: dict[str, Any], seen: Sequence[int], figures: Sequence[str], pe
         for label in labels:
             if label in entries:
                 entry, first = entries[label], entries.get(labels[0])
-                accuracy = dict(zip(entry["seen"], entry["accuracy"], strict=True))
-                cells = [f"{accuracy[classes]:.1f}" if classes in accuracy else "" for classes in seen]
-                cells += [_figure(spread_of(entry, figure)) for figure in figures]
-                cells += [_figure(_difference(entry, first, figure), "+") for figure in differences.values()]
+                accuracy = dict(zip(entry["seen"], entry[metric.accuracy], strict=True))
+                cells = [one_decimal(accuracy[classes]) if classes in accuracy else "" for classes in seen]
+                cells += [_figure(spread_of(entry, keys[figure])) for figure in figures]
+                cells += [_figure(_difference(entry, first, keys[figure]), "+") for figure in differences.values()]
                 cells += [str(entry["n"]) for _ in counts]
                 grid.add_row(indent + escape(label), *cells)
             elif label in pending:
@@ -119,9 +127,9 @@ def panels(table: dict[str, Any], labels: Iterable[str]) -> list[tuple[str, list
     return [("", list(dict.fromkeys(labels)))]
 
 
-def spread_of(entry: Entry, figure: str) -> Spread:
-    """Return mean and standard deviation of a figure."""
-    return entry["mean"][FIGURES[figure]], entry["std"][FIGURES[figure]]
+def spread_of(entry: Entry, key: str) -> Spread:
+    """Return mean and standard deviation of a figure of summary.json."""
+    return entry["mean"][key], entry["std"][key]
 
 
 def mean_std(values: Iterable[float | None]) -> Spread:
@@ -130,12 +138,12 @@ def mean_std(values: Iterable[float | None]) -> Spread:
     return statistics.mean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None
 
 
-def _difference(entry: Entry, first: Entry | None, figure: str) -> Spread:
+def _difference(entry: Entry, first: Entry | None, key: str) -> Spread:
     """Return the difference from the first entry, over the seeds that both have."""
     if first is None or entry is first:
         return None, None
-    base = {run["seed"]: run[FIGURES[figure]] for run in first["runs"]}
-    pairs = [(run[FIGURES[figure]], base.get(run["seed"])) for run in entry["runs"]]
+    base = {run["seed"]: run[key] for run in first["runs"]}
+    pairs = [(run[key], base.get(run["seed"])) for run in entry["runs"]]
     return mean_std(mine - other for mine, other in pairs if mine is not None and other is not None)
 
 

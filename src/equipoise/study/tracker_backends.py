@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from equipoise.core.directory import Directory
+from equipoise.engine.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class TensorBoard(TrackerBackend):
         # files are named by the second, and an existing one would be overwritten
         self.writer = EventsWriter(str(run.folder / "events"), filename_suffix=f".{uuid4().hex[:8]}")
         self.id = run.id or run.name
-        experiment, begin, self.end = hparams(run.settings, {"accuracy": 0, "summary/average_without_first": 0})
+        steps = [metric.accuracy for metric in METRICS.values()]
+        summary = [f"summary/{metric.average_without_first}" for metric in METRICS.values()]
+        experiment, begin, self.end = hparams(run.settings, dict.fromkeys([*steps, *summary], 0))
         if run.id is None:
             self._write(experiment)
             self._write(begin)

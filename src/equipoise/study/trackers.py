@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 from equipoise.core.config import build, flatten
 from equipoise.core.directory import Directory
 from equipoise.core.extras import check_installed
+from equipoise.core.output import warn
 from equipoise.engine.results import StepResult
 from equipoise.errors import unknown_name
 from equipoise.study.console import RunListener, RunStart, Summary
@@ -44,10 +44,9 @@ class Tracker(RunListener):
         except Exception as error:
             self.backend, self.failed = None, True
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            print(
+            warn(
                 f"equipoise: tracking with {self.name} stopped ({reason}): the run continues, "
-                "and metrics.jsonl has all figures",
-                file=sys.stderr,
+                "and metrics.jsonl has all figures"
             )
 
     def run(self, start: RunStart) -> None:

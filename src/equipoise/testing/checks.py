@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from equipoise.learn.inference import same_tensors as same
 from equipoise.methods.registry import lookup, make
 from equipoise.study.console import RunListener
 from equipoise.study.experiment import execute
-from equipoise.testing.trial import State, Trial, copy_of, learn, predict_some, state_of
+from equipoise.testing.trial import State, Trial, copy_of, ensure, learn, predict_some, state_of
 
 
 def check_fields(name: str) -> None:
@@ -32,13 +33,14 @@ def check_fields(name: str) -> None:
     docs = field_docs(cls)
     for field in dataclasses.fields(cls):
         has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        assert has_default, f"{name}: the field {field.name} has no default"
-        assert docs.get(field.name), f"{name}: the field {field.name} has no documentation string below it"
-    assert cls.__doc__, f"{name}: the class has no docstring"
-    assert cls.rehearsal in ("memory", "all", "none", "kept"), f"{name}: rehearsal is {cls.rehearsal!r}"
+        ensure(has_default, f"{name}: the field {field.name} has no default")
+        ensure(docs.get(field.name), f"{name}: the field {field.name} has no documentation string below it")
+    if sys.flags.optimize < 2:  # -OO removes docstrings
+        ensure(cls.__doc__, f"{name}: the class has no docstring")
+    ensure(cls.rehearsal in ("memory", "all", "none", "kept"), f"{name}: rehearsal is {cls.rehearsal!r}")
     method = make(name)
     again = eval(repr(method), {cls.__name__: cls})  # noqa: S307 - of our own repr
-    assert repr(again) == repr(method), f"{name}: evaluating repr does not give the same method"
+    ensure(repr(again) == repr(method), f"{name}: evaluating repr does not give the same method")
 
 
 def check_steps(trial: Trial) -> None:
@@ -49,8 +51,8 @@ def check_steps(trial: Trial) -> None:
 def check_same_seed(trial: Trial) -> None:
     """The same seed gives the same bits, another seed does not."""
     states = [state_of(trial.learned(2, seed).learner.method) for seed in (0, 0, 1)]
-    assert same(states[0], states[1]), f"{trial.name}: the same seed gave different weights"
-    assert not same(states[0], states[2]), f"{trial.name}: another seed gave the same weights"
+    ensure(same(states[0], states[1]), f"{trial.name}: the same seed gave different weights")
+    ensure(not same(states[0], states[2]), f"{trial.name}: another seed gave the same weights")
 
 
 def check_state_is_complete(trial: Trial) -> None:
@@ -59,11 +61,11 @@ def check_state_is_complete(trial: Trial) -> None:
     for index in (1, 2):
         learn(one, index)
         two = copy_of(trial, one)
-        assert torch.equal(predict_some(one), predict_some(two)), f"{trial.name}: predictions differ after loading"
+        ensure(torch.equal(predict_some(one), predict_some(two)), f"{trial.name}: predictions differ after loading")
     learn(one, 3)
     learn(two, 3)
     equal = same(state_of(one.learner.method), state_of(two.learner.method))
-    assert equal, f"{trial.name}: training differs after loading"
+    ensure(equal, f"{trial.name}: training differs after loading")
 
 
 class StopAfter(RunListener):
@@ -79,20 +81,22 @@ class StopAfter(RunListener):
 
 
 def check_resume(trial: Trial) -> None:
-    """A run that is interrupted after any epoch of any stage ends with the same bits."""
+    """A run that is interrupted after every epoch of every stage ends with the same bits."""
     settings = trial.settings(steps="3,3")
     data = trial.data()
     counter = StopAfter(10**9)
     with tempfile.TemporaryDirectory() as folder:
         whole = _final_state(settings, data, Path(folder) / "whole", counter)
         epochs = 10**9 - counter.left
-        for after in range(1, epochs):
-            directory = Path(folder) / str(after)
+        directory = Path(folder) / "interrupted"  # one directory: every start continues the one before, by one epoch
+        for _ in range(1, epochs):
             with suppress(KeyboardInterrupt):
-                execute(settings, directory, lambda: data, StopAfter(after))
+                execute(settings, directory, lambda: data, StopAfter(1))
                 raise AssertionError(f"{trial.name}: the run was not interrupted")
-            again = _final_state(settings, data, directory, RunListener())
-            assert same(whole, again), f"{trial.name}: it ended differently after an interruption in epoch {after}"
+        last = StopAfter(10**9)
+        again = _final_state(settings, data, directory, last)
+        ensure(10**9 - last.left == min(epochs, 1), f"{trial.name}: a continued run repeated epochs or left some out")
+        ensure(same(whole, again), f"{trial.name}: it ended differently after an interruption")
 
 
 def _final_state(settings: Settings, data: Dataset, directory: Path, listener: RunListener) -> State:
@@ -112,15 +116,15 @@ def check_keep_classes(trial: Trial) -> None:
     except UsageError:
         return
     after = predict_some(experiment)
-    assert after.shape == (16, 3), f"{trial.name}: predict returns {tuple(after.shape)} for 3 remaining classes"
+    ensure(after.shape == (16, 3), f"{trial.name}: predict returns {tuple(after.shape)} for 3 remaining classes")
     others = before.argmax(1) != 1
     same_class = stay[after.argmax(1)] == before.argmax(1)
-    assert same_class[others].all(), f"{trial.name}: removing a class changes the predictions of others"
+    ensure(same_class[others].all(), f"{trial.name}: removing a class changes the predictions of others")
     learner.memory.keep_classes(stay)
     images = experiment.stream[3].images
     step = Step(3, 3, 2, dataclasses.replace(images, labels=images.labels - 1))
     learn_step(learner.fit(step, learner.training_images(step)))
-    assert predict_some(experiment).shape == (16, 5), f"{trial.name}: it cannot learn after a class was removed"
+    ensure(predict_some(experiment).shape == (16, 5), f"{trial.name}: it cannot learn after a class was removed")
     learner.method.load_state_dict(state_of(learner.method))
 
 
@@ -135,13 +139,13 @@ def check_bf16(trial: Trial) -> None:
     name, experiment = trial.name, dataclasses.replace(trial, precision="bf16").learned(2)
     method = experiment.learner.method
     made = all(backbone.bf16 for backbone in backbones_of(method))
-    assert made, f"{name}: a backbone was not made by the architecture"
+    ensure(made, f"{name}: a backbone was not made by the architecture")
     logits = predict_some(experiment)
-    assert logits.dtype == torch.float32, f"{name}: logits are {logits.dtype}, not float32"
+    ensure(logits.dtype == torch.float32, f"{name}: logits are {logits.dtype}, not float32")
     with disabled(method, "bf16"):
         exact = predict_some(experiment)
     close = torch.allclose(logits, exact, rtol=0.1, atol=0.1 * float(exact.abs().max()))
-    assert close, f"{name}: predictions in bfloat16 differ too much"
+    ensure(close, f"{name}: predictions in bfloat16 differ too much")
 
 
 CHECKS: tuple[Callable[[Trial], None], ...] = (

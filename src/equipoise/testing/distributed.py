@@ -18,7 +18,7 @@ from equipoise.learn.inference import same_tensors as same
 from equipoise.methods.registry import register
 from equipoise.study.experiment import Experiment
 from equipoise.study.process_group import run_in_group
-from equipoise.testing.trial import Trial, copy_of, learn, state_of
+from equipoise.testing.trial import Trial, copy_of, ensure, learn, state_of
 
 
 def check_distributed(trials: Sequence[Trial]) -> None:
@@ -68,22 +68,22 @@ def _check_gradient(trial: Trial, learned: Experiment) -> None:
     with distributed.local():
         whole = gradient(batch, 1.0)
     error = (shared - whole).norm() / whole.norm()
-    assert error < 1e-4, f"{trial.name}: the gradient of the shards differs from that of the batch by {error:.1e}"
+    ensure(error < 1e-4, f"{trial.name}: the gradient of the shards differs from that of the batch by {error:.1e}")
 
 
 def _check_agreement(experiment: Experiment, index: int) -> None:
     name, learner = experiment.settings.method, experiment.learner
     state, rows = state_of(learner.method), learner.memory.row_indices()
     main_state, main_rows = distributed.broadcast(lambda: (state, rows))
-    assert same(main_state, state), f"{name}: two processes have different weights after step {index}"
-    assert main_rows == rows, f"{name}: two processes have different exemplars after step {index}"
+    ensure(same(main_state, state), f"{name}: two processes have different weights after step {index}")
+    ensure(main_rows == rows, f"{name}: two processes have different exemplars after step {index}")
     tests = experiment.stream.tests(experiment.stream[index])
     shared = _predict(experiment, tests)
     with distributed.local():
         alone = _predict(experiment, tests)
     for field in ("top1", "in_top5", "confidence"):
         equal = torch.equal(getattr(shared, field), getattr(alone, field))
-        assert equal, f"{name}: two processes evaluate differently from one ({field})"
+        ensure(equal, f"{name}: two processes evaluate differently from one ({field})")
 
 
 def _predict(experiment: Experiment, images: Images) -> Predictions:

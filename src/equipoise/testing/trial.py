@@ -22,6 +22,12 @@ from equipoise.study.experiment import Experiment
 State = dict[str, Tensor]
 
 
+def ensure(holds: object, broken: str) -> None:
+    """Raise an ``AssertionError`` if a rule is broken, also where Python leaves out ``assert`` (-O)."""
+    if not holds:
+        raise AssertionError(broken)
+
+
 @dataclasses.dataclass
 class Trial:
     """A method on a part of the digits: six classes in three steps, with few images each."""
@@ -80,9 +86,9 @@ def learn(experiment: Experiment, index: int) -> None:
     if fit.images is not None:
         fit.train(fit.images)
     wanted = bool(step.old and method.uses_teacher)
-    assert wanted == (method.teacher is not None), f"{name}: there is {'no' if wanted else 'an unwanted'} teacher"
+    ensure(wanted == (method.teacher is not None), f"{name}: there is {'no' if wanted else 'an unwanted'} teacher")
     if method.teacher is not None and teacher is not None:
-        assert same(state_of(method.teacher), teacher), f"{name}: the teacher changed during step {index}"
+        ensure(same(state_of(method.teacher), teacher), f"{name}: the teacher changed during step {index}")
     before = None
     if step.old and fit.images is not None and not method.corrects:
         mode = method.training
@@ -90,8 +96,8 @@ def learn(experiment: Experiment, index: int) -> None:
         method.train(mode)
     finish_step(fit)
     if before is not None:
-        assert torch.equal(before, predict_some(experiment)), f"{name}: end changes predictions, but corrects is false"
-    assert len(learner.memory) <= learner.memory.quota(1), f"{name}: the memory holds more than its size"
+        ensure(torch.equal(before, predict_some(experiment)), f"{name}: end changes predictions, but corrects is false")
+    ensure(len(learner.memory) <= learner.memory.quota(1), f"{name}: the memory holds more than its size")
     check_predictions(experiment, index)
 
 
@@ -106,17 +112,17 @@ def check_predictions(experiment: Experiment, index: int) -> None:
     name, method, seen = experiment.settings.method, experiment.learner.method, experiment.stream[index].seen
     before = state_of(method)
     logits = predict_some(experiment)
-    assert logits.shape == (16, seen), f"{name}: predict returns {tuple(logits.shape)} after {seen} classes"
-    assert not logits.isnan().any(), f"{name}: predict returns NaN"
-    assert torch.equal(logits, predict_some(experiment)), f"{name}: predict returns something else the second time"
+    ensure(logits.shape == (16, seen), f"{name}: predict returns {tuple(logits.shape)} after {seen} classes")
+    ensure(not logits.isnan().any(), f"{name}: predict returns NaN")
+    ensure(torch.equal(logits, predict_some(experiment)), f"{name}: predict returns something else the second time")
     x = experiment.learner.augment.plain(experiment.stream.test, torch.arange(16))
     with torch.no_grad():
         classified = method.classify(method.features(x))
-    assert torch.equal(logits, classified), f"{name}: predict differs from classify(features)"
+    ensure(torch.equal(logits, classified), f"{name}: predict differs from classify(features)")
     torch.testing.assert_close(
         predict_some(experiment, 4), logits[:4], msg=f"{name}: a prediction depends on the other images of its batch"
     )
-    assert same(before, state_of(method)), f"{name}: predict changes the method"
+    ensure(same(before, state_of(method)), f"{name}: predict changes the method")
 
 
 def copy_of(trial: Trial, source: Experiment) -> Experiment:

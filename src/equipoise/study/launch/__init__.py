@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from equipoise.data.dataset import Dataset
 from equipoise.engine.settings import Settings
+from equipoise.engine.shared_training import SharedTraining
 from equipoise.errors import EquipoiseError
 from equipoise.study.console import RunListener
 from equipoise.study.experiment import RunResult, load_data
@@ -28,6 +29,8 @@ class Job:
     """Label and seed, for people."""
     settings: Settings
     directory: Path
+    trained: SharedTraining | None = field(default=None, kw_only=True)
+    """What other runs have trained."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Local:
             screen = (lambda: listener) if local else listener.group_listener
             outcome: Outcome
             try:
-                outcome = launch(RunTask(job.settings, job.directory, load, screen, self.trackers))
+                outcome = launch(RunTask(job.settings, job.directory, load, screen, self.trackers, job.trained))
             except EquipoiseError as error:
                 outcome = error
             yield index, outcome

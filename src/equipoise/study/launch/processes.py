@@ -21,7 +21,7 @@ class Processes(Remote):
     """One process per run: if one is killed, the others continue."""
 
     def submit(self, jobs: Mapping[int, RemoteJob]) -> None:
-        self._queue = dict(jobs)
+        self._queue, self._jobs = dict(jobs), dict(jobs)
         self._running: dict[int, tuple[SpawnProcess, Connection[None, str | None]]] = {}
         self._at_once = max((os.cpu_count() or 1) // max(job.cpus for job in jobs.values()), 1)
         self._fill()
@@ -29,12 +29,18 @@ class Processes(Remote):
     def _fill(self) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process would share torch's threads and hang
         while self._queue and len(self._running) < self._at_once:
-            index = next(iter(self._queue))
+            index = self._next()
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_execute, args=(self._queue.pop(index), theirs), daemon=False)
             process.start()
             theirs.close()
             self._running[index] = process, ours
+
+    def _next(self) -> int:
+        """Return a job that has nothing to share with those that run, if there is one: what is shared must be done."""
+        busy = {self._jobs[index].trained for index in self._running}
+        apart = (index for index, job in self._queue.items() if job.trained is None or job.trained not in busy)
+        return next(apart, next(iter(self._queue)))
 
     def ended(self) -> Iterator[tuple[int, str | None]]:
         over = wait([process.sentinel for process, _ in self._running.values()], POLL)

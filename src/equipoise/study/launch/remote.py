@@ -68,7 +68,9 @@ class RemoteJob(Job):
         if net.weights is not None:  # another process may have another working directory
             net = replace(net, weights=str(Path(net.weights).absolute()))
         settings = replace(job.settings, runtime=runtime, net=net)
-        return RemoteJob(job.name, settings, job.directory.absolute(), root, cpus, resources.gpus, resources.track)
+        trained = job.trained and replace(job.trained, path=job.trained.path.absolute())
+        place, gpus, track = job.directory.absolute(), resources.gpus, resources.track
+        return RemoteJob(job.name, settings, place, root, cpus, gpus, track, trained=trained)
 
 
 def execute_job(job: RemoteJob) -> str | None:
@@ -80,7 +82,7 @@ def execute_job(job: RemoteJob) -> str | None:
             settings = replace(settings, runtime=replace(settings.runtime, device="cuda"))
         _wait_until_free(job.directory)
         load, trackers = partial(_load, settings, job.data_root), make_trackers(job.track)
-        launch(RunTask(settings, job.directory, load, listeners=trackers))
+        launch(RunTask(settings, job.directory, load, listeners=trackers, trained=job.trained))
     except EquipoiseError as error:
         return str(error)
     return None

@@ -8,6 +8,7 @@ import altair as alt
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
+from equipoise.engine.metrics import TOP1, TOP5, Metric
 from equipoise.engine.progress import duration
 from equipoise.pages.figure import Figure, Rows, chart_of, percent, rounded, tooltips
 from equipoise.study.report.analysis import ERRORS, error_cells, error_rows, new_share
@@ -21,16 +22,27 @@ ROW = 24
 
 @debug_mode(False)  # does not validate every part of every chart
 def comparison_figures(comparison: Comparison) -> list[Figure]:
-    groups = comparison.groups
-    figures = [curves(groups)]
-    figures += [panel_figure(number, panel, groups) for number, panel in enumerate(comparison.panels, 1)]
+    groups, metrics = comparison.groups, metrics_drawn(comparison)
+    figures = [curves(groups, metric) for metric in metrics]
+    for number, panel in enumerate(comparison.panels, 1):
+        figures += [panel_figure(number, panel, groups, metric) for metric in metrics]
     return [*figures, last_errors(groups), biases(groups), times(groups)]
 
 
-def _curve_rows(groups: Sequence[RunGroup]) -> Rows:
+def metrics_drawn(comparison: Comparison) -> list[Metric]:
+    """Return the metrics that get charts; with ten classes or fewer, top-5 accuracy is nearly 100 % for all methods."""
+    return [TOP1, TOP5] if comparison.seen > 10 else [TOP1]
+
+
+def _named(name: str, metric: Metric) -> str:
+    """Return the name of a figure, which is also that of its file."""
+    return name if metric is TOP1 else f"{name}-top5"
+
+
+def _curve_rows(groups: Sequence[RunGroup], metric: Metric) -> Rows:
     rows: Rows = []
     for group in groups:
-        values = group.values("accuracy")
+        values = group.values(metric.accuracy)
         spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
         for seen, mean, std in zip(group.seen, values.mean(0), spread, strict=True):
             band = {"low": max(mean - std, 0.0), "high": min(mean + std, 100.0), "std": std}
@@ -40,7 +52,7 @@ def _curve_rows(groups: Sequence[RunGroup]) -> Rows:
     return rows
 
 
-def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.LayerChart:
+def _curve_chart(rows: Rows, labels: Sequence[str], metric: Metric, height: int = 360) -> alt.LayerChart:
     pick, seen = alt.selection_point(fields=["label"], bind="legend"), sorted({row["seen"] for row in rows})
     scale = alt.Scale(scheme="tableau10" if len(labels) <= 10 else "tableau20")
     legend = alt.Legend(symbolOpacity=1)
@@ -55,7 +67,8 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
     band = measured.mark_area(opacity=0.15).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), opacity=faint)
     accuracy, std = (alt.Tooltip(f"{name}:Q", format=".1f") for name in ("accuracy", "std"))
     line = measured.mark_line(point=True).encode(
-        y=percent("accuracy", "top-1 accuracy, %"), tooltip=tooltips("label:N", "seen:Q", accuracy, std, "n:Q")
+        y=percent("accuracy", f"{metric.title} accuracy, %"),
+        tooltip=tooltips("label:N", "seen:Q", accuracy, std, "n:Q"),
     )
     layers: alt.LayerChart = band + line
     if any(row["from"] == "paper" for row in rows):
@@ -65,34 +78,44 @@ def _curve_chart(rows: Rows, labels: Sequence[str], height: int = 360) -> alt.La
     return layers.add_params(pick)
 
 
-def curves(groups: Sequence[RunGroup]) -> Figure:
-    measured = _curve_rows(groups)
+def curves(groups: Sequence[RunGroup], metric: Metric = TOP1, paper: bool = True) -> Figure:
+    """Draw the accuracy after each step; ``paper`` adds the paper's curves."""
+    measured = _curve_rows(groups, metric)
     published: Rows = [
         {"label": group.label, "seen": seen, "accuracy": value, "from": "paper"}
         for group in groups
-        for seen, value in zip(group.seen, paper_curve(group.runs[0]), strict=False)
+        for seen, value in zip(group.seen, paper_curve(group.runs[0], metric) if paper else (), strict=False)
     ]
-    lasts = [group.values("accuracy")[:, -1].mean() for group in groups]
+    lasts = [group.values(metric.accuracy)[:, -1].mean() for group in groups]
     runs = max(len(group.runs) for group in groups)
-    caption = f"After the last step, accuracies are between {min(lasts):.1f} and {max(lasts):.1f} %."
+    caption = f"After the last step, {metric.title} accuracies are between {min(lasts):.1f} and {max(lasts):.1f} %."
     bands = f" Bands: mean ± standard deviation over up to {runs} seeds."
     caption += bands if runs > 1 else " One seed each: small differences are not meaningful."
     caption += " Dotted: the paper." if published else ""
     table = [
-        {"method": row["label"], "classes": row["seen"], "top-1": rounded(row["accuracy"]), "std": rounded(row["std"])}
+        {
+            "method": row["label"],
+            "classes": row["seen"],
+            metric.title: rounded(row["accuracy"]),
+            "std": rounded(row["std"]),
+        }
         for row in measured
     ]
-    chart = _curve_chart([*measured, *published], [group.label for group in groups])
-    return Figure("curves", "Accuracy as classes arrive", caption, chart, table)
+    chart = _curve_chart([*measured, *published], [group.label for group in groups], metric)
+    title = "Accuracy as classes arrive" if metric is TOP1 else "Top-5 accuracy as classes arrive"
+    return Figure(_named("curves", metric), title, caption, chart, table)
 
 
-def panel_figure(number: int, panel: Panel, groups: Sequence[RunGroup]) -> Figure:
+def panel_figure(number: int, panel: Panel, groups: Sequence[RunGroup], metric: Metric) -> Figure:
     mine = [group for group in groups if group.label in panel.labels]
-    rows = _curve_rows(mine)
-    lasts = [f"{group.label} {group.values('accuracy')[:, -1].mean():.1f} %" for group in mine]
+    rows = _curve_rows(mine, metric)
+    lasts = [f"{group.label} {group.values(metric.accuracy)[:, -1].mean():.1f} %" for group in mine]
     caption = f"After the last step: {'; '.join(lasts)}."
-    table = [{"setting": row["label"], "classes": row["seen"], "top-1": rounded(row["accuracy"])} for row in rows]
-    return Figure(f"panel-{number}", panel.title, caption, _curve_chart(rows, panel.labels, 240), table)
+    table = [{"setting": row["label"], "classes": row["seen"], metric.title: rounded(row["accuracy"])} for row in rows]
+    title = panel.title if metric is TOP1 else f"{panel.title}, {metric.title}"
+    return Figure(
+        _named(f"panel-{number}", metric), title, caption, _curve_chart(rows, panel.labels, metric, 240), table
+    )
 
 
 def _by_label(chart: alt.Chart, groups: Sequence[RunGroup]) -> alt.Chart:

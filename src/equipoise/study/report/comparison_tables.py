@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from equipoise.engine.metrics import TOP1, Metric
 from equipoise.pages.text import one_decimal
 from equipoise.study.report.groups import Comparison, RunGroup
-from equipoise.study.report.paper import paper_result
-from equipoise.study.report.run_tables import SUMMARY, top1_of_paper
+from equipoise.study.report.paper import paper_curve, paper_result
+from equipoise.study.report.run_tables import summary_titles
 from equipoise.study.tables import mean_std
 
 
@@ -43,9 +44,9 @@ def method_table(comparison: Comparison, pages: Collection[str]) -> list[dict[st
     for group in comparison.groups:
         paper = paper_result(group.runs[0])
         cells = {}
-        for name in SUMMARY:
-            mean, std = mean_std((run.summary or {}).get(name) for run in group.runs)
-            cells[name] = {"mean": mean, "std": std, "paper": top1_of_paper(paper, name)}
+        for key in summary_titles(comparison.seen):
+            mean, std = mean_std((run.summary or {}).get(key) for run in group.runs)
+            cells[key] = {"mean": mean, "std": std, "paper": paper.figure(key) if paper else None}
         names = {run.settings["seed"]: comparison.name(run) for run in group.runs}
         links = {seed: f"{quote(name)}/report.html" for seed, name in names.items() if name in pages}
         seconds = float(group.values("seconds").sum(1).mean())
@@ -53,22 +54,22 @@ def method_table(comparison: Comparison, pages: Collection[str]) -> list[dict[st
     return rows
 
 
-def gains(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
+def gains(groups: Sequence[RunGroup], metric: Metric = TOP1) -> dict[str, Any] | None:
     """Return Table 2 of the paper: the accuracy after each step, and its difference from plain cross-entropy."""
     base = next((group for group in groups if group.label in ("ce", "replay")), None)
     if base is None or len({tuple(group.seen) for group in groups}) != 1:
         return None
-    reference = base.values("accuracy").mean(0)
+    reference = base.values(metric.accuracy).mean(0)
     rows = []
     for group in groups:
-        values = group.values("accuracy").mean(0)
-        paper = paper_result(group.runs[0])
+        values = group.values(metric.accuracy).mean(0)
+        curve, paper = paper_curve(group.runs[0], metric), paper_result(group.runs[0])
         row = [_gain(value, value - under, group is base) for value, under in zip(values, reference, strict=True)]
         if len(values) > 1:
             row.append(_gain(values[1:].mean(), values[1:].mean() - reference[1:].mean(), group is base))
-        curve = [*map(one_decimal, paper.curve), one_decimal(paper.average)] if paper and paper.curve else None
-        rows.append({"label": group.label, "cells": row, "paper": curve})
-    return {"seen": base.seen, "base": base.label, "rows": rows}
+        published = [*map(one_decimal, curve), one_decimal(paper.average)] if paper and curve else None
+        rows.append({"label": group.label, "cells": row, "paper": published})
+    return {"metric": metric.title, "seen": base.seen, "base": base.label, "rows": rows}
 
 
 def _gain(value: float, gain: float, is_base: bool) -> dict[str, str]:

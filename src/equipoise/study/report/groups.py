@@ -84,6 +84,11 @@ class Comparison:
     def runs(self) -> list[RunRecord]:
         return [run for group in self.groups for run in group.runs]
 
+    @property
+    def seen(self) -> int:
+        """The largest number of classes that a run has learned."""
+        return max(run.seen for run in self.runs)
+
     def name(self, run: RunRecord) -> str:
         """Return the path of a run's directory below the comparison's."""
         return run.directory.path.relative_to(self.root.path).as_posix()

@@ -8,6 +8,7 @@ from equipoise.errors import RunError
 from equipoise.pages.figure import Figure
 from equipoise.pages.render import render
 from equipoise.study.report import comparison_tables, run_tables
+from equipoise.study.report.comparison_charts import metrics_drawn
 from equipoise.study.report.groups import Comparison
 from equipoise.study.report.paper import paper_result
 from equipoise.study.report.runs import RunRecord
@@ -51,9 +52,8 @@ def render_comparison(comparison: Comparison, figures: Sequence[Figure], pages: 
         protocol=comparison_tables.protocol(comparison),
         skipped=comparison.skipped,
         rows=comparison_tables.method_table(comparison, pages),
-        summary=run_tables.SUMMARY,
-        gains=comparison_tables.gains(comparison.groups),
-        panels=comparison.panels,
+        summary=run_tables.summary_titles(comparison.seen),
+        all_gains=[comparison_tables.gains(comparison.groups, metric) for metric in metrics_drawn(comparison)],
         seeds=max(len(group.runs) for group in comparison.groups),
         provenance=run_tables.provenance(first),
         settings=flat_settings(common),

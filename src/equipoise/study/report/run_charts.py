@@ -10,6 +10,7 @@ import altair as alt
 import numpy as np
 from altair.utils.schemapi import debug_mode
 
+from equipoise.engine.metrics import TOP1
 from equipoise.engine.progress import duration
 from equipoise.pages.confusion import confusion_figure
 from equipoise.pages.figure import Figure, Rows, chart_of, percent, rounded, tooltips
@@ -77,7 +78,7 @@ def accuracy(run: RunRecord) -> Figure:
         found = _states(run, step.accuracy, step.accuracy_uncorrected)
         rows += [{"seen": step.seen, "accuracy": value, "which": which} for which, value in found]
         table.append({"classes": step.seen, **{which: rounded(value) for which, value in found}})
-    for step, value in zip(run.steps, paper_curve(run), strict=False):
+    for step, value in zip(run.steps, paper_curve(run, TOP1), strict=False):
         rows.append({"seen": step.seen, "accuracy": value, "which": PAPER})
     chart = _lines(
         rows,

@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
+from equipoise.engine.metrics import METRICS, TOP1, metrics_for
 from equipoise.engine.progress import duration
 from equipoise.pages.confusion import confusion_list, without_diagonal
 from equipoise.pages.text import one_decimal
 from equipoise.study.report.analysis import confusion
-from equipoise.study.report.paper import PaperResult, paper_result
+from equipoise.study.report.paper import paper_result
 from equipoise.study.report.runs import RunRecord
-from equipoise.study.tables import FIGURES
+from equipoise.study.tables import figures_of
 
-TITLES = ("last step", "average without step 1", "average with step 1", "forgetting")
-SUMMARY = dict(zip(FIGURES.values(), TITLES, strict=True))
-"""Figures of summary.json, and what a page calls them."""
+TITLES = {
+    "last": "last step",
+    "avg": "average without step 1",
+    "avg+1": "average with step 1",
+    "forgets": "forgetting",
+}
+
+
+def summary_titles(classes: int) -> dict[str, str]:
+    """Return the figures of summary.json that a page shows, and what it calls them."""
+    return {
+        key: TITLES[heading] if metric is TOP1 else f"{metric.title}, {TITLES[heading]}"
+        for metric in metrics_for(classes)
+        for heading, key in figures_of(metric).items()
+    }
 
 
 def headline(run: RunRecord) -> list[dict[str, str]]:
     """Return the most important figures, next to the paper's if it reports the same."""
     paper = paper_result(run)
-    summary = {"last": run.steps[-1].accuracy} if run.summary is None else run.summary
-    cards = [_card(title, summary.get(name), top1_of_paper(paper, name)) for name, title in SUMMARY.items()]
-    if paper and paper.figure == "top5":
-        top5 = [step.accuracy_top5 or 0.0 for step in run.steps]
-        average = statistics.mean(top5[1:]) if len(top5) > 1 else None
-        cards.append(_card("top-5, last step", top5[-1], paper.last))
-        cards.append(_card("top-5, average without step 1", average, paper.average))
+    summary = run.summary
+    if summary is None:
+        summary = {metric.last: getattr(run.steps[-1], metric.accuracy) for metric in METRICS.values()}
+    cards = [
+        _card(title, summary.get(key), paper.figure(key) if paper else None)
+        for key, title in summary_titles(run.seen).items()
+    ]
     seconds = sum(step.seconds for step in run.steps)
     return [*cards, {"name": "time", "value": duration(seconds), "paper": ""}]
 
 
 def _card(name: str, value: float | None, paper: float | None) -> dict[str, str]:
     return {"name": name, "value": one_decimal(value), "paper": "" if paper is None else f"paper {paper:.1f}"}
-
-
-def top1_of_paper(paper: PaperResult | None, name: str) -> float | None:
-    """Return the paper's value of a figure of summary.json, if it reports top-1 accuracy."""
-    if paper is None or paper.figure != "top1":
-        return None
-    if name == "average_with_first" and paper.curve:
-        return statistics.mean(paper.curve)
-    return {"last": paper.last, "average_without_first": paper.average}.get(name)
 
 
 def conclusion(run: RunRecord) -> str:

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.core.directory import Directory
-from equipoise.core.tensors import parse
+from equipoise.core.directory import MAX_FILE_BYTES, Directory
+from equipoise.core.open_dir import printable
+from equipoise.core.tensors import read_tensors
+from equipoise.engine.metrics import averages
 from equipoise.engine.results import Label, StepResult, read_results
 from equipoise.engine.settings import upgrade
 from equipoise.errors import RunError
@@ -123,7 +125,7 @@ class RunRecord:
     def names(self) -> list[str]:
         """Names of all classes seen; blank ones are quoted."""
         names = [str(result.name) for result in self.steps[-1].per_class]
-        return [name.strip() or repr(name) for name in names]
+        return [printable(name.strip() or repr(name)) for name in names]
 
     @cached_property
     def step_of(self) -> Array:
@@ -143,7 +145,7 @@ class RunRecord:
     def predictions(self, step: int) -> tuple[StepPredictions, StepPredictions]:
         """Return the predictions after ``step``: final, and before the correction (the same if there was none)."""
         name = f"predictions/step-{step}.safetensors"
-        tensors = parse(self.directory.read_bytes(name), str(self.directory.path / name))
+        tensors = read_tensors(self.directory, name, limit=MAX_FILE_BYTES)
         after = self._predictions(step, tensors, "")
         return after, self._predictions(step, tensors, "_uncorrected") if "top1_uncorrected" in tensors else after
 
@@ -203,11 +205,12 @@ def read_run(directory: Path | Directory) -> RunRecord:
     try:
         msgspec.convert({**config, "settings": upgrade(config["settings"])}, ConfigKeys)
         steps = read_results(directory.read_json_lines("metrics.jsonl"), "metrics.jsonl", config.get("classes") or ())
+        if not steps:
+            raise RunError("no step is finished yet")
         summary = None
         if directory.exists("summary.json"):
-            summary = msgspec.convert(directory.read_json("summary.json"), dict[str, float | None])
+            stored = msgspec.convert(directory.read_json("summary.json"), dict[str, float | None])
+            summary = averages(steps) | stored  # older versions did not store all of them
     except msgspec.ValidationError as error:
         raise RunError(f"config.json or summary.json is damaged ({error})") from error
-    if not steps:
-        raise RunError("no step is finished yet")
     return RunRecord(directory, config, steps, summary)

@@ -14,6 +14,8 @@ from equipoise.errors import RunError
 RENAMED = {"mended": "fixed", "spoiled": "broken", "right": "correct"}
 """Kinds of test images that have another name in galleries of format 1."""
 
+MAX_SHEET_BYTES = 32 << 20
+
 Count = Annotated[int, msgspec.Meta(ge=1)]
 ClassIndex = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -69,6 +71,6 @@ def read_gallery(directory: Directory, classes: int) -> Gallery | None:
     gallery.rows = gallery.rows if gallery.rows > 0 else max(len(gallery.exemplars), 1)
     for name, shown in (("exemplars", gallery.exemplars), ("examples", gallery.examples)):
         if shown:
-            data = base64.b64encode(folder.read_bytes(f"{name}.webp")).decode()
+            data = base64.b64encode(folder.read_bytes(f"{name}.webp", MAX_SHEET_BYTES)).decode()
             gallery.sheets[name] = f"data:image/webp;base64,{data}"
     return gallery
