@@ -61,9 +61,18 @@ class Reader(HTMLParser):
             self.tables[self._table][-1][-1] += data.strip()
 
 
+def check_width(page: Page, width: int) -> None:
+    """Check that a page is not wider than the screen; its charts may need a moment after the screen has changed."""
+    for _ in range(100):
+        if page.evaluate("document.documentElement.scrollWidth") <= width:
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"the page is wider than {width} pixels")
+
+
 def check_charts(page: Page, width: int, charts: int) -> None:
     """Check in a browser that every chart of a page is drawn, described, and not larger than the screen."""
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    check_width(page, width)
     found = page.query_selector_all(".chart")
     assert len(found) == charts
     for chart in found:

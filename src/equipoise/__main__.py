@@ -2,11 +2,13 @@
 
 import sys
 
+from equipoise.core.output import open_standard_streams
 from equipoise.core.signals import defer_signals
 
 
 def start() -> None:
     """Import the command line without interruption, then run it."""
+    open_standard_streams()
     try:
         with defer_signals():
             from equipoise.cli import main

@@ -106,6 +106,6 @@ def describe(model: Model, need: ClassNeed, everything: Images) -> str:
     name, other = (printable(str(model.classes[index])) for index in (need.index, need.confused_with))
     images = counted(int((everything.labels == need.index).sum()), "image")
     return (
-        f"{name}: {images}, often predicted as {other}; more images of {name} would help most (with {MORE} more, about "
-        f"{100 * need.error_after:.0f} % of its images would be predicted wrongly, not {100 * need.error:.0f} %)"
+        f"{name}: {images}, sometimes predicted as {other}; more images of {name} would help most "
+        f"(expected errors: {100 * need.error:.0f} % now, {100 * need.error_after:.0f} % with {MORE} more)"
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
+from equipoise.app.labels import check_labels
 from equipoise.data.decoding import decode
 from equipoise.data.prefetch import decoder_pool
 from equipoise.engine.results import Label
-from equipoise.errors import DataError, UsageError
+from equipoise.errors import DataError
 
 
 def is_pixels(X: Any) -> bool:
@@ -55,11 +57,28 @@ def decode_all(X: Sequence[Any], size: int, bicubic: bool) -> Tensor:
     return torch.from_numpy(np.stack([decoded[id(picture)] for picture in X])).permute(0, 3, 1, 2)
 
 
-def plain_label(label: Any) -> Label:
-    """Return a label that JSON can store."""
-    value = label.item() if isinstance(label, np.generic) else label
-    if isinstance(value, str) and value.encode(errors="replace").decode() != value:
-        raise UsageError(f"labels must be valid Unicode, got {value!r}")
-    if isinstance(value, str | int | float | bool):
-        return value
-    raise UsageError(f"labels must be strings, numbers or booleans, got {label!r} ({type(value).__name__})")
+def label_array(y: Any) -> np.ndarray:
+    """Return labels as an array, and raise an error where that would change them."""
+    if isinstance(y, list | tuple) or (isinstance(y, np.ndarray) and y.dtype == object):
+        flat = y.ravel().tolist() if isinstance(y, np.ndarray) else y
+        if not any(isinstance(label, list | tuple | np.ndarray) for label in flat):  # a column is checked below
+            check_labels(flat)  # before NumPy converts them
+    labels = np.asarray(column_or_1d(y))
+    if labels.dtype != object:
+        check_labels(np.unique(labels))
+    return labels
+
+
+def unique_labels(labels: np.ndarray) -> tuple[list[Label], np.ndarray]:
+    """Return the classes in an array of labels, sorted, and the position of each label among them."""
+    found, positions = np.unique(labels, return_inverse=True)
+    plain = check_labels(found)
+    names, merged = np.unique(np.array(plain), return_inverse=True)  # two spellings may be one class
+    return check_labels(names), merged.reshape(-1)[positions.reshape(-1)]
+
+
+def sorted_labels(labels: Iterable[Label]) -> np.ndarray:
+    """Return different labels of one type as a sorted array."""
+    plain = list(labels)
+    check_labels(plain)
+    return np.unique(np.array(plain))

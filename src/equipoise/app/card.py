@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from equipoise.app.model import is_features
 from equipoise.app.model_files import ModelConfig, ModelImages
+from equipoise.core.escape import markdown_text
 from equipoise.core.open_dir import printable
 from equipoise.engine.results import Label, StepResult
 
@@ -45,6 +47,18 @@ def render(written: str, config: ModelConfig, steps: Sequence[StepResult], image
     return written + HEAD.format(task=task, method=config.method) + ours
 
 
+def without_card(written: str) -> str:
+    """Undo ``render``: return the text that its owner added."""
+    for old, new in MARKERS.items():
+        written = written.replace(old, new)
+    before, begin, rest = written.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        return written
+    head = re.escape(HEAD).replace(r"\{task\}", ".*").replace(r"\{method\}", ".*")
+    return re.sub(head, "", before) + after.removeprefix("\n")
+
+
 def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelImages) -> str:
     """Return our part of the card."""
     channels, height, width = config.shape
@@ -52,9 +66,10 @@ def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelIma
     takes = f"rows of {channels} features" if features else f"images, resized to {height} × {width} pixels"
     parts = [
         f"# A classifier of {counted(len(config.classes), 'class')}",
-        f"Trained with `{config.method}` in {counted(len(steps), 'step')}, the last on {last.finished[:10]}, with "
-        f"equipoise {config.equipoise} ({config.backbone}). It takes {takes}, and returns a probability per class. "
-        "It knows no other classes: it assigns one of these to any input.",
+        f"Trained with {markdown_text(config.method)} in {counted(len(steps), 'step')}, the last on "
+        f"{markdown_text(last.finished[:10])}, with equipoise {markdown_text(config.equipoise)} "
+        f"({markdown_text(config.backbone)}). It takes {takes}, and returns a probability per class. "
+        "It knows no other classes: it may call them unknown, or mistake them for one of these.",
         "## Accuracy",
         *_quality(last),
         "## Classes",
@@ -63,21 +78,23 @@ def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelIma
         "\n".join([HISTORY, *map(_step, steps)]),
         *([GAMMA] if any(step.gamma is not None for step in steps) else []),
         "## Stored features" if config.extractor else "## Stored images",
-        _stored(images.count("memory"), images.count("holdout"), config.extractor is not None),
+        _stored(images.count("memory"), images.count("holdout"), config),
         "## Usage",
         USE_FEATURES if features else USE_PHOTOS,
     ]
-    return "\n\n".join(parts).encode(errors="backslashreplace").decode()  # names may hold lone surrogates
+    return "\n\n".join(parts)
 
 
-def _stored(kept: int, held: int, features: bool) -> str:
+def _stored(kept: int, held: int, config: ModelConfig) -> str:
     if not kept and not held:
         return "None: this copy predicts but cannot learn more."
-    if features:
+    if config.extractor is not None:
+        pictures = "Small pictures of the images are stored, too. " if config.thumbnails else ""
         return (
             f"Features of {counted(kept, 'image')} in `memory/` and {counted(held, 'held-out image')} in `holdout/`, "
-            "and those of earlier versions. Images cannot be restored from them exactly, but they say what is in them: "
-            "check that you may share them, or make a copy without them (`equipoise export MODEL COPY --no-memory`)."
+            f"and those of earlier versions. {pictures}Images cannot be restored from features exactly, but they tell "
+            "what is in them: check that you may share them, or make a copy without them (`equipoise export MODEL COPY "
+            "--no-memory`)."
         )
     return (
         f"{counted(kept, 'exemplar')} in `memory/` and {counted(held, 'held-out image')} in `holdout/`, and those of "
@@ -96,18 +113,18 @@ def _quality(last: StepResult) -> list[str]:
             f"{counted(last.errors.e_on, 'old image')} predicted as new classes and "
             f"{counted(last.errors.e_no or 0, 'new image')} predicted as old classes."
         )
-    return [text, f"Note: {last.warning}."] if last.warning else [text]
+    return [text, f"Note: {markdown_text(last.warning)}."] if last.warning else [text]
 
 
 def _classes(classes: Sequence[Label], steps: Sequence[StepResult]) -> str:
     results = {result.name: result for result in steps[-1].per_class}
-    learned = {name: step.step for step in steps for name in (*step.classes, *step.extended)}
+    learned = {name: step.step for step in reversed(steps) for name in (*step.classes, *step.extended)}
     images = "images (leave-one-out)" if steps[-1].evaluated == "leave-one-out" else "held-out images"
     rows = [f"| class | correct on {images} | learned in step |", "|---|---|---|"]
     for name in classes[:SHOWN]:
         result = results.get(name)
         correct = f"{result.correct} of {result.total}" if result and result.total else "not tested"
-        rows.append(f"| {table_cell(name)} | {correct} | {learned.get(name, '–')} |")
+        rows.append(f"| {markdown_text(name)} | {correct} | {learned.get(name, '–')} |")
     if len(classes) > SHOWN:
         rows.append(f"| … and {len(classes) - SHOWN} more | | |")
     return "\n".join(rows)
@@ -117,7 +134,7 @@ def _step(step: StepResult) -> str:
     figures = [percent(value) for value in (step.accuracy, step.accuracy_old, step.accuracy_new)]
     gamma = "–" if step.gamma is None else f"{step.gamma:.3f}"
     images = step.images if step.kind == "learn" else "–"
-    row = [step.step, step.finished[:10], table_cell(describe_step(step)), images, *figures, gamma]
+    row = [step.step, markdown_text(step.finished[:10]), markdown_text(describe_step(step)), images, *figures, gamma]
     return "| " + " | ".join(map(str, row)) + " |"
 
 
@@ -132,25 +149,25 @@ def evaluated_on(result: StepResult) -> str:
     return counted(total, "held-out image")
 
 
-def describe_step(step: StepResult, most: int = 4) -> str:
-    """Describe what a step did in a few words."""
+def describe_step(step: StepResult, most: int = 4, noun: str = "image") -> str:
+    """Describe what a step did in a few words; ``noun`` is what to call an image."""
     if step.kind == "forget":
         return f"forgot {counted(step.forgotten, 'class')}"
     if step.kind != "learn":
-        return describe_correction(step)
-    return describe_classes(step.classes, step.extended, most) or "classes that were forgotten later"
+        return describe_correction(step, noun)
+    return describe_classes(step.classes, step.extended, most) or "classes that were removed later"
 
 
-def describe_correction(step: StepResult) -> str:
+def describe_correction(step: StepResult, noun: str = "image") -> str:
     """Describe a correction in a few words."""
     names = [printable(str(name)) for name in step.changed]
     if not names:  # they were forgotten later
-        return {"rename": "renamed a class", "merge": "merged classes", "move": "moved images"}[step.kind]
+        return {"rename": "renamed a class", "merge": "merged classes", "move": f"moved {noun}s"}[step.kind]
     if step.kind == "rename":
         return f"renamed {names[0]} to {names[-1]}"
     if step.kind == "merge":
         return f"merged {', '.join(names[1:])} into {names[0]}"
-    return f"moved {counted(step.images, 'image')} to {names[0]}"
+    return f"moved {counted(step.images, noun)} to {names[0]}"
 
 
 def describe_classes(classes: Sequence[Label], extended: Sequence[Label], most: int) -> str:
@@ -167,12 +184,6 @@ def describe_classes(classes: Sequence[Label], extended: Sequence[Label], most: 
 def percent(value: float | None) -> str:
     """Format a percentage."""
     return "–" if value is None else f"{value:.1f} %"
-
-
-def table_cell(text: object) -> str:
-    """Escape text so that it cannot break a Markdown table or add HTML."""
-    plain = " ".join(str(text).split()).replace("\\", "\\\\").replace("|", "\\|")
-    return plain.replace("<", "&lt;").replace("`", "\\`")
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,10 +11,19 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from equipoise.app.arrays import decode_all, is_images, is_pixels, pixels_of, plain_label
+from equipoise.app.arrays import (
+    decode_all,
+    is_images,
+    is_pixels,
+    label_array,
+    pixels_of,
+    sorted_labels,
+    unique_labels,
+)
+from equipoise.app.labels import normal
 from equipoise.app.learn import default_recipe, photo_augment, size_for
 from equipoise.app.model import ACCEPT, Model, describe_input, is_features
 from equipoise.app.model_dir import ModelDir
@@ -22,7 +31,7 @@ from equipoise.app.step_plan import prepare, shortened
 from equipoise.core.config import with_settings
 from equipoise.core.seeding import preserve_rng
 from equipoise.data.augment import Augment
-from equipoise.data.decoding import short_side
+from equipoise.data.decoding import check_size, short_side
 from equipoise.data.images import TensorStore
 from equipoise.engine.learner import ROWS_AS_THEY_ARE, Shape
 from equipoise.engine.progress import ProgressBar
@@ -41,7 +50,11 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     """A classifier that learns new classes over time; each ``partial_fit`` is one step.
 
     X may be images (uint8, N × H × W × C; a torch tensor is N × C × H × W), a list of paths or of PIL images, or a 2-D
-    array of features, such as another model's embeddings. Labels may be strings, numbers or booleans.
+    array of features, such as another model's embeddings.
+
+    Labels are strings, 64-bit integers, floats with integer values, or booleans: all of one type, in all steps. Nothing
+    else is converted: NaN, None, null characters, halves of surrogate pairs and strings of more than 1000 characters
+    raise an error. Strings are normalised to NFC, so that a name is one class however its accents are encoded.
 
     Parameters
     ----------
@@ -110,15 +123,16 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         model = self._new_model(pixels) if model is None else self._copy_of(model)
         if self.memory != "auto":
             model.change_memory({"size": self.memory})
-        names, indices = np.unique(labels, return_inverse=True)
-        images = replace(model.new_images(pixels), labels=torch.from_numpy(indices.reshape(-1)))
-        new_images = {plain_label(name): images.select(images.labels == index) for index, name in enumerate(names)}
-        new = np.array(list(new_images))  # strings of an object array are strings
-        classes = _sorted_union(np.array(model.classes) if model.classes else new, new)
+        names, indices = unique_labels(labels)
+        known = {normal(name): name for name in model.classes if isinstance(name, str)}  # older models may have others
+        names = [known.get(name, name) if isinstance(name, str) else name for name in names]
+        classes = sorted_labels([*model.classes, *names])
+        images = replace(model.new_images(pixels), labels=torch.from_numpy(indices))
+        new_images = {name: images.select(images.labels == index) for index, name in enumerate(names)}
         train = dict((self.settings or {}).get("train", {}))
         if self.epochs != "auto":
             train["epochs"] = self.epochs
-        model.settings.runtime.start()
+        model.settings.runtime.start(model.trains)
         plan = prepare(model, new_images, self.holdout, True, train)
         bar = ProgressBar(quiet=not self.verbose)
         bar.start([plan.load])
@@ -172,27 +186,30 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         first = model is None
         if y is None:
             raise UsageError("this classifier requires y to be passed, but the target y is None")
+        labels = label_array(y)
         if is_images(X):
             pixels = self._images(X, model)
-            labels = column_or_1d(y)
         else:
-            rows, labels = validate_data(self, X, y, dtype=np.float32, reset=first)
+            rows, _ = validate_data(self, X, y, dtype=np.float32, reset=first)
             pixels = self._rows(rows, model)
             if len(rows) == 1 and first:
                 raise UsageError("cannot learn from one sample: its features have no variance")
-        check_classification_targets(labels)
+        try:
+            check_classification_targets(labels)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         if len(labels) != len(pixels):
             raise DataError(f"got {len(pixels)} images but {len(labels)} labels")
         if not len(labels):
             raise UsageError("there are no images to train on")
-        return pixels, np.asarray(labels)
+        return pixels, labels
 
     # ---- predicting
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return probabilities, one column for each of ``classes_``."""
         found, _ = self._predict(X)
-        order = [self.model_.classes.index(plain_label(name)) for name in self.classes_]
+        order = [self.model_.classes.index(name) for name in self.classes_.tolist()]
         probabilities = found.double().numpy()[:, order]
         return np.asarray(probabilities / probabilities.sum(1, keepdims=True))
 
@@ -231,6 +248,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             settings = self._settings() if model is None else model.settings
             size = self.image_size if model is None else model.shape[1]
             size = size_for(settings.net.backbone, short_side(X)) if size == "auto" else size
+            check_size(size)
             pixels = decode_all(X, size, model is None or model.bicubic)
         if model is not None and tuple(pixels.shape[1:]) != model.shape:
             raise UsageError(
@@ -283,12 +301,6 @@ def standardise(rows: Tensor) -> Augment:
     return Augment(tuple(values.mean(0).tolist()), tuple(std.tolist()))
 
 
-def _sorted_union(known: np.ndarray, new: np.ndarray) -> np.ndarray:
-    if known.dtype.kind != new.dtype.kind and {known.dtype.kind, new.dtype.kind} & set("US"):
-        raise UsageError(f"labels {new[:3].tolist()} and {known[:3].tolist()} have different types: use one")
-    return np.asarray(np.union1d(known, new))
-
-
 def load(path: str | Path, device: str = "cpu") -> IncrementalClassifier:
     """Load a classifier from a model directory, ready to predict and to learn more.
 
@@ -310,7 +322,7 @@ def load(path: str | Path, device: str = "cpu") -> IncrementalClassifier:
         device=device,
     )
     classifier.model_, classifier.steps_ = model, model.steps
-    classifier.classes_ = np.unique(np.array(model.classes))
+    classifier.classes_ = sorted_labels(model.classes)
     if is_features(model.shape):
         classifier.n_features_in_ = model.shape[0]
     return classifier

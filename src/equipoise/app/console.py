@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +10,6 @@ from statistics import median
 from typing import Any, Literal
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -22,7 +19,9 @@ from equipoise.app.model import Model
 from equipoise.app.photo_folder import Decoded, FolderScan, SkippedFile
 from equipoise.app.predict import Prediction
 from equipoise.app.step_plan import StepPlan
+from equipoise.core.console import print_lines
 from equipoise.core.open_dir import printable
+from equipoise.core.output import overwrite_line, print_csv, print_json, say, warn
 from equipoise.core.progress_line import track
 from equipoise.engine.progress import ProgressBar, duration
 from equipoise.engine.results import StepResult
@@ -45,20 +44,19 @@ class LearnConsole(ProgressBar, LearnListener):
 
     def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
         if not self.quiet:
-            self.console.print(skipped_text(found.skipped), soft_wrap=True, end="")
-            self.console.print(*plan_lines(plan, seconds, epochs_done), sep="\n", soft_wrap=True)
+            print_lines(self.console, [*skipped_lines(found.skipped), *plan_lines(plan, seconds, epochs_done)])
         self.start([plan.load])
 
     def learned(self, result: StepResult, model: Model) -> None:
         self.close()
-        self.console.print(*result_lines(result), sep="\n", soft_wrap=True)
+        print_lines(self.console, result_lines(result))
 
 
 class CorrectionConsole(LearnConsole):
     """Shows the progress of a correction, if anything is trained."""
 
     def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
-        self.quiet = self.quiet or not plan.trains
+        self.quiet = self.quiet or not plan.model.trains
         super().plan(plan, found, seconds, epochs_done)
 
     def learned(self, result: StepResult, model: Model) -> None:
@@ -88,7 +86,7 @@ class LearnJson(LearnListener):
         self._print(result.to_dict())
 
     def _print(self, facts: dict[str, Any]) -> None:
-        print(json.dumps(facts | {"skipped": skipped_list(self.found)}, ensure_ascii=False))
+        print_json(facts | {"skipped": skipped_list(self.found)})
 
 
 def skipped_list(found: FolderScan) -> list[dict[str, str]]:
@@ -96,15 +94,15 @@ def skipped_list(found: FolderScan) -> list[dict[str, str]]:
     return [asdict(entry) for entry in found.skipped]
 
 
-def skipped_text(entries: Sequence[SkippedFile]) -> str:
+def skipped_lines(entries: Sequence[SkippedFile]) -> list[str]:
     """List the skipped files for people."""
     if not entries:
-        return ""
+        return []
     lines = [f"skipped {counted(len(entries), 'file')} or folders:" if len(entries) > 1 else "skipped:"]
     lines += [f"  {escape(printable(entry.path))}: {escape(printable(entry.reason))}" for entry in entries[:LISTED]]
     if len(entries) > LISTED:
         lines.append(f"  … and {len(entries) - LISTED} more (--json lists all)")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
@@ -117,8 +115,8 @@ def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
         kept = counted(len(model.memory), "image") if model.keeps_all else "statistics"
         beside = f", with {kept} of {counted(step.old, 'old class')}"
     held = f", {plan.held:,} held out" if plan.held else ""
-    takes = f": about {duration(seconds)}" if plan.trains or seconds >= 1 else ""
-    training = f", {counted(plan.epochs, 'epoch')}{takes}" if plan.trains else f", solved at once{takes}"
+    takes = f": about {duration(seconds)}" if plan.model.trains or seconds >= 1 else ""
+    training = f", {counted(plan.epochs, 'epoch')}{takes}" if plan.model.trains else f", solved at once{takes}"
     lines = [
         f"[bold]step {len(model.steps) + 1}[/]: {escape(describe_classes(plan.added, plan.extended, most=8))}",
         f"  learning from {counted(len(step.images), 'image')}{beside}{held}",
@@ -171,31 +169,30 @@ def result_lines(result: StepResult) -> list[str]:
 def print_predictions(predictions: Iterable[Prediction], top: int, form: Literal["text", "json", "csv"]) -> None:
     """Print predictions as they come; at the end, an error says how many images could not be read."""
     failed = total = 0
-    table = csv.writer(sys.stdout, lineterminator="\n")
     if form == "csv":
         numbers = ["" if rank == 1 else f"_{rank}" for rank in range(1, top + 1)]
-        table.writerow(["path", *(f"{name}{n}" for n in numbers for name in ("class", "probability")), "unknown"])
+        print_csv(["path", *(f"{name}{n}" for n in numbers for name in ("class", "probability")), "unknown"])
     show_count = sys.stderr.isatty() and not sys.stdout.isatty()
     last_count = time.monotonic()
     for one in predictions:
         total += 1
         if show_count and time.monotonic() - last_count > 1:
             last_count = time.monotonic()
-            print(f"\r{total:,} images", end="", file=sys.stderr, flush=True)
+            overwrite_line(f"{total:,} images")
         failed += one.error is not None
         if form == "json":
-            print(json.dumps(one.to_dict(), ensure_ascii=False))
+            print_json(one.to_dict())
         elif one.error is not None:
-            print(f"equipoise: {printable(one.path)}: {one.error}", file=sys.stderr)
+            warn(f"equipoise: {one.path}: {one.error}")
         elif form == "csv":
             cells = (cell for name, value in one.classes for cell in (name, f"{value:.6f}"))
-            table.writerow([one.path, *cells, str(one.unknown).lower()])
+            print_csv([one.path, *cells, str(one.unknown).lower()])
         else:
-            answers = (f"{printable(str(name))} {value:.1%}" for name, value in one.classes)
+            answers = (f"{name} {value:.1%}" for name, value in one.classes)
             text = "  ".join(answers)
-            print(f"{printable(one.path)}  " + (f"unknown (nearest: {text})" if one.unknown else text))
+            say(f"{one.path}  " + (f"unknown (nearest: {text})" if one.unknown else text))
     if show_count:
-        print("\r", end="", file=sys.stderr)
+        overwrite_line("")
     if failed:
         raise DataError(f"cannot read {failed} of {total} images")
 
@@ -256,8 +253,3 @@ def evaluation_table(facts: Mapping[str, Any]) -> Table:
         cells = (str(entry["correct"]), str(entry["total"]), percent(entry["accuracy"]))
         table.add_row(escape(printable(str(entry["name"]))), *cells)
     return table
-
-
-def make_console() -> Console:
-    """Return the console of the commands for models."""
-    return Console(highlight=False)

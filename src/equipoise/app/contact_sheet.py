@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from equipoise.core.escape import page_text
 from equipoise.core.files import write_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _section(name: str, photos: Sequence[SortedPhoto]) -> str:
     more = f"<p>… and {len(photos) - SHOWN:,} more</p>" if len(photos) > SHOWN else ""
     items = "\n".join(_item(name, photo) for photo in photos[:SHOWN])
     kind = "unknown" if photos[0].unknown else "known"
-    title = f"<h2>{html.escape(name)} <small>{count}</small></h2>"
+    title = f"<h2>{_text(name)} <small>{count}</small></h2>"
     return f'<section class="{kind}">{title}<ul>\n{items}\n</ul>{more}</section>'
 
 
@@ -80,6 +81,10 @@ def _item(folder: str, photo: SortedPhoto) -> str:
     picture = f"data:image/jpeg;base64,{base64.b64encode(photo.picture).decode()}"
     what = f"nearest: {photo.label}" if photo.unknown else f"{photo.probability:.0%}"
     return (
-        f'<li><a href="./{link}"><img src="{picture}" alt="{html.escape(file)}" loading="lazy"></a>'
-        f"{html.escape(file)}<br><span>{html.escape(what)}</span></li>"
+        f'<li><a href="./{link}"><img src="{picture}" alt="{_text(file)}" loading="lazy"></a>'
+        f"{_text(file)}<br><span>{_text(what)}</span></li>"
     )
+
+
+def _text(name: str) -> str:
+    return html.escape(page_text(name))

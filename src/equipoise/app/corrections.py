@@ -35,12 +35,13 @@ def rename(place: ModelDir, old: str, new: str) -> StepResult:
     place.check()
     with place.writing():
         model = place.load(images=True)
-        before, name = model.find(old), as_label(_checked(new), model)
+        before, name = model.find(old), as_label(checked_name(new), model)
         if name in model.classes:
-            raise UsageError(f"there is a class '{name}' already: use `equipoise merge` to join the two")
+            raise UsageError(f"there is a class '{name}' already: merge the two instead")
         place.abandon_step()
         model.classes[model.classes.index(before)] = name
-        model.steps = [renamed(step, before, name) for step in model.steps]
+        # the name may have been that of a class that was merged into another: nothing could tell the two apart
+        model.steps = [renamed(without_class(step, name), before, name) for step in model.steps]
         last = model.steps[-1]
         result = replace(
             last,
@@ -60,13 +61,27 @@ def rename(place: ModelDir, old: str, new: str) -> StepResult:
         return result
 
 
-def _checked(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Return the name of a class without space around it; raises an error if nobody could read it."""
     name = printable(name).strip()
-    if not name or not name.isprintable():
-        raise UsageError(f"{name!r} is no name for a class: use letters, digits or other characters that can be seen")
+    seen = name.replace("\u200c", "").replace("\u200d", "")  # some scripts and emoji join characters with these
+    if not seen or not seen.isprintable():
+        raise UsageError(f"{name!r} cannot be the name of a class: use letters, digits or other visible characters")
     if UNNAMED.fullmatch(name):
         raise UsageError(f"'{name}' is what `equipoise sort` calls a group of unknown photos: choose another name")
     return name
+
+
+def without_class(step: StepResult, gone: Label) -> StepResult:
+    """Return a result that does not list a class among those that were learned."""
+    if gone not in step.classes and gone not in step.extended:
+        return step
+    return replace(
+        step,
+        classes=[label for label in step.classes if label != gone],
+        extended=[label for label in step.extended if label != gone],
+        per_class=[entry for entry in step.per_class if entry.name != gone],
+    )
 
 
 def renamed(step: StepResult, old: Label, new: Label) -> StepResult:
@@ -122,7 +137,7 @@ def move(
     with place.writing():
         model = place.load(images=True)
         known = {str(label) for label in model.classes}
-        label = as_label(_checked(target), model) if create and target not in known else model.find(target)
+        label = as_label(checked_name(target), model) if create and target not in known else model.find(target)
         check_extend(model, [label] if label in model.classes else model.classes[:1])
         new, held = take_out(model, find_images(model, images), label)
         if not len(new):
@@ -144,7 +159,7 @@ def take_out(model: Model, moved: set[str], target: Label) -> tuple[Images, Imag
         if name == target or not chosen.any():
             continue
         if chosen.all():
-            raise UsageError(f"class '{name}' would have no images left: use `equipoise merge` instead")
+            raise UsageError(f"class '{name}' would have no images left: merge it instead")
         taken.append(exemplars.select(chosen))
         model.memory.exemplars[index] = exemplars.select(~chosen)
     chosen = among(model.holdout)

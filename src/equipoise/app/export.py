@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from equipoise.app.model import ACCEPT, Model, is_features
 from equipoise.core.extras import available, require
 from equipoise.core.files import write_bytes
+from equipoise.core.open_dir import check_path
 from equipoise.data.decoding import to_square
 from equipoise.data.images import Images, join
 from equipoise.errors import RunError, UsageError
@@ -118,6 +119,7 @@ def export_onnx(model: Model, out: Path) -> Exported:
     """
     onnx: Any = require("onnx", "onnx", "an ONNX export")
     require("onnxscript", "onnx", "an ONNX export")  # torch's exporter needs it
+    check_path(out)
     if not out.parent.is_dir():
         raise UsageError(f"the directory {out.parent} does not exist: create it, or choose another")
     channels, height, width = model.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,9 +11,10 @@ from equipoise.app.calibration import calibrate
 from equipoise.app.model import Model
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.model_files import KINDS
-from equipoise.app.stored_images import stem
-from equipoise.core.directory import MAX_TENSOR_BYTES
+from equipoise.app.stored_images import folder_name, stem
+from equipoise.app.unused_files import images_in
 from equipoise.core.files import digest
+from equipoise.core.tensors import MAX_TENSOR_BYTES
 from equipoise.engine.evaluate import predict_all, predictions_from
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.step import evaluation, now
@@ -21,6 +22,8 @@ from equipoise.errors import RunError, UsageError
 from equipoise.learn.closed_form import ClosedForm
 from equipoise.learn.runtime import Runtime
 from equipoise.version import __version__
+
+JSON_FILES = ("config.json", "steps.json", "images.json")
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,10 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         gone = list(dict.fromkeys(map(model.find, names)))
         if len(gone) == len(model.classes):
             raise UsageError(f"these are all classes of {place.path}: delete the directory instead")
-        files = [file for name in gone for file in place.image_files(name)]
+        folders = [f"{kind}/{folder_name(name)}" for name in gone for kind in KINDS]  # of all versions
+        files = [file for folder in folders for file in images_in(place.directory, folder)]
         contents = {stem(file): digest(place.directory.read_bytes(file, MAX_TENSOR_BYTES)) for file in files}
+        sizes = {place.directory.size(file) for file in files}
         kept = model.images_by_class()
         count = len(contents) if not model.in_blocks else sum(len(part) for name in gone for part in kept[name])
         model.drop(gone)
@@ -58,7 +63,7 @@ def forget(place: ModelDir, names: Sequence[str], runtime: Runtime | None = None
         place.commit(model, fresh=True)
         images = place.images_of(place.config())
         shared = {name for kind in KINDS for mine in images.of(kind) for name in mine}  # also in another class
-        scanned = verify(place, erased, {name: data for name, data in contents.items() if name not in shared})
+        scanned = verify(place, erased, {name: data for name, data in contents.items() if name not in shared}, sizes)
     return Forgotten(gone, count, scanned, result, remaining(model))
 
 
@@ -66,12 +71,11 @@ def remaining(model: Model) -> Literal["nothing", "statistics", "head", "backbon
     """Return what still depends on removed classes."""
     if model.keeps_all:  # a copy without them could not be solved again
         return "nothing" if len(model.memory.exemplars) == len(model.classes) else "head"
-    trains = model.method.rehearsal != "kept"
-    if trains and model.extractor is None and model.settings.net.backbone != "identity":
+    if model.trains and model.extractor is None and model.settings.net.backbone != "identity":
         return "backbone"
     if isinstance(model.method, ClosedForm):
         return "statistics"
-    return "head" if trains else "nothing"
+    return "head" if model.trains else "nothing"
 
 
 def former_names(steps: Sequence[StepResult], gone: Sequence[Label], current: Sequence[Label]) -> list[Label]:
@@ -119,23 +123,26 @@ def _evaluate(model: Model, count: int) -> StepResult:
     )
 
 
-def verify(place: ModelDir, gone: Sequence[Label], images: Mapping[str, bytes]) -> int:
-    """Search every file for remains of the removed classes; return the number of files."""
+def verify(place: ModelDir, gone: Sequence[Label], images: Mapping[str, bytes], sizes: Container[int]) -> int:
+    """Search every file for remains of the removed classes; return the number of files.
+
+    A copy of an image has one of their ``sizes``, so that other files, of any size, need not be read.
+    """
     files = [entry.name for entry in place.directory.walk() if entry.kind == "file"]
     contents = set(images.values())
     for file in files:
-        data = place.directory.read_bytes(file, MAX_TENSOR_BYTES)
-        if stem(file) in images or digest(data) in contents or _mentions(file, data, gone, images):
+        named = file.rpartition("/")[2] in JSON_FILES
+        copied = place.directory.size(file) in sizes
+        data = place.directory.read_bytes(file, MAX_TENSOR_BYTES) if named or copied else b""
+        if stem(file) in images or digest(data) in contents or (named and _mentions(data, gone, images)):
             raise RunError(
                 f"the classes are forgotten, but {place.path / file} still contains traces of them: check that file"
             )
     return len(files)
 
 
-def _mentions(file: str, data: bytes, gone: Sequence[Label], images: Mapping[str, bytes]) -> bool:
+def _mentions(data: bytes, gone: Sequence[Label], images: Mapping[str, bytes]) -> bool:
     """Return whether one of our JSON files mentions something that should be gone."""
-    if file.rpartition("/")[2] not in ("config.json", "steps.json", "images.json"):
-        return False
     text = data.decode(errors="replace")
     names = [f'"name": {json.dumps(name, ensure_ascii=False)}' for name in gone]
     return any(f'"{name}"' in text for name in images) or any(name in text for name in names)

@@ -13,6 +13,10 @@ from equipoise.app.stored_images import ending, fetch, folder_name, store
 from equipoise.core.directory import Directory
 from equipoise.data.images import FeatureStore, Images, TensorStore
 from equipoise.engine.results import Label
+from equipoise.errors import RunError
+
+MAX_IMAGES = 10_000_000
+"""Images that a model may list: a few files, listed often, could take any amount of memory."""
 
 
 def load_images(directory: Directory, model: Model, names: ModelImages) -> None:
@@ -25,20 +29,26 @@ def load_images(directory: Directory, model: Model, names: ModelImages) -> None:
     ]
     if not found:
         return
+    files = list(dict.fromkeys(file for _, _, file in found))  # equal images are listed several times and read once
     if not model.in_blocks:
         suffix = ending(model.shape, model.holdout.store.dtype)
-        kept: TensorStore = TensorStore(torch.stack(fetch(directory, [f + suffix for _, _, f in found], model.shape)))
-        sizes = torch.ones(len(found), dtype=torch.long)
+        kept: TensorStore = TensorStore(torch.stack(fetch(directory, [file + suffix for file in files], model.shape)))
+        lengths = [1] * len(files)
     else:
-        blocks = [read_block(directory, f"{file}.safetensors", model.stored_shape[0]) for _, _, file in found]
+        blocks = [read_block(directory, f"{file}.safetensors", model.stored_shape[0]) for file in files]
         ids = [name for block in blocks for name in block.ids]
         kept = FeatureStore(torch.cat([block.features for block in blocks]), ids=ids)
-        sizes = torch.tensor([len(block.ids) for block in blocks])
+        lengths = [len(block.ids) for block in blocks]
         model.blocks = {block.name: block.ids for block in blocks}
         model.thumbnails = {name: picture for block in blocks for name, picture in block.thumbnails.items()}
+    parts = dict(zip(files, torch.arange(len(kept)).split(lengths), strict=True))
+    sizes = torch.tensor([len(parts[file]) for _, _, file in found])
+    if int(sizes.sum()) > MAX_IMAGES:
+        raise RunError(f"the model in {directory.path} lists more than {MAX_IMAGES:,} images: {directory.remedy}")
+    rows = torch.cat([parts[file] for _, _, file in found])
     labels = torch.tensor([c for _, c, _ in found]).repeat_interleave(sizes)
     exemplar = torch.tensor([kind == "memory" for kind, _, _ in found]).repeat_interleave(sizes)
-    everything = Images(kept, torch.arange(len(labels)), labels)
+    everything = Images(kept, rows, labels)
     model.holdout = everything.select(~exemplar)
     for label in labels[exemplar].unique().tolist():
         model.memory.exemplars[label] = everything.select(exemplar & (labels == label))

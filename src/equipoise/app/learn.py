@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise.app.dry_run import TrialExtractor
+from equipoise.app.labels import normal
 from equipoise.app.model import Model
 from equipoise.app.model_dir import PENDING, ModelDir
 from equipoise.app.photo_folder import Decoded, FolderScan, read_images, scan_folder
@@ -101,6 +102,11 @@ def learn_folder(
     if dry_run:
         _dry_run(place, found, wanted, listener)
         return None
+    return learn_files(place, found, wanted, listener)
+
+
+def learn_files(place: ModelDir, found: FolderScan, wanted: LearnOptions, listener: LearnListener) -> StepResult:
+    """Learn the classes of files that were found; those that cannot be used are added to ``found.skipped``."""
     with place.writing():
         plan = plan_step(place, found, wanted, listener)
         return learn_plan(place, plan, listener, found, skipped_files=len(found.skipped))
@@ -164,14 +170,15 @@ def plan_model(model: Model, found: FolderScan, wanted: LearnOptions, listener: 
     thumbnails = model.thumbnails if model.keeps_thumbnails else None
     reading = listener.reading, known, wanted.strict, model.extractor, thumbnails, model.bicubic
     images = read_images(found, model.shape[1], *reading)
-    model.settings.runtime.start()
+    model.settings.runtime.start(model.trains)
     new = {labels[name]: mine for name, mine in images.items()}
     return prepare(model, new, wanted.holdout, wanted.extend, wanted.sections().get("train", {}))
 
 
 def as_label(name: str, model: Model) -> Label:
     """Return the label for a folder's name: a model created in Python may have numbers or booleans."""
-    known = {folder_name(label): label for label in model.classes} | {str(label): label for label in model.classes}
+    known = {folder_name(label): label for label in model.classes}
+    known |= {normal(str(label)): label for label in model.classes} | {str(label): label for label in model.classes}
     if name in known or not model.classes or isinstance(model.classes[0], str):
         return known.get(name, name)
     label: Label = parse_value(name)
@@ -225,7 +232,7 @@ def new_model(found: FolderScan, wanted: LearnOptions) -> Model:
 
 def _reject_keep(model: Model, wanted: LearnOptions) -> None:
     """Raise an error for --keep where it does not apply."""
-    if wanted.keep and model.method.rehearsal != "kept":
+    if wanted.keep and model.trains:
         raise UsageError(f"--keep is for methods that train nothing, not for {model.settings.method}: use --memory")
     if wanted.keep and wanted.memory is not None:
         raise UsageError("--keep and --memory exclude each other: remove one of them")

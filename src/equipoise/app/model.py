@@ -19,16 +19,19 @@ from equipoise.data.stream import Step
 from equipoise.engine.learner import Learner, Shape
 from equipoise.engine.results import Label, StepResult
 from equipoise.engine.settings import Settings
-from equipoise.errors import UsageError, unknown_name
+from equipoise.errors import RunError, UsageError, unknown_name
 from equipoise.learn.backbones import ROWS
 from equipoise.learn.closed_form import ClosedForm
 from equipoise.learn.inference import InferencePass
-from equipoise.learn.unknown import Familiarity
+from equipoise.learn.saved_state import check_layout, check_loaded
+from equipoise.learn.unknown import Familiarity, check_calibration
 
 ACCEPT = 0.95
 """Fraction of known images that are recognised as such, by default."""
 CALIBRATION = "calibration."
 """What the names of tensors begin with that are not the method's."""
+TEMPERATURES = 1e-6, 1e6
+"""Least and greatest temperature of a model."""
 
 
 @dataclass
@@ -79,6 +82,11 @@ class Model(Learner):
     def stored_shape(self) -> Shape:
         """The shape of what the method learns and the model keeps: images, or rows of a frozen backbone's features."""
         return self.shape if self.extractor is None else self.extractor.shape
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained; methods that are solved in closed form need no epochs."""
+        return self.method.rehearsal != "kept"
 
     @property
     def keeps_all(self) -> bool:
@@ -171,6 +179,8 @@ class Model(Learner):
                 return torch.zeros(0, len(by_name)), torch.zeros(0)
             found = self.over(images).map_features(classify)
             logits = found[:, :-1][:, columns] / self.temperature
+            if not logits.isfinite().all() or found[:, -1].isnan().any():
+                raise RunError("the model's answer is not a finite number: restore it from a copy, or check the inputs")
             return logits.softmax(1)[:, by_name.argsort()], found[:, -1]
 
         return predict
@@ -190,17 +200,29 @@ class Model(Learner):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Undo ``state_dict``; raises an error if tensors do not fit the method or the classes."""
-        weights = {name: value for name, value in tensors.items() if not name.startswith(CALIBRATION)}
-        own = {name.removeprefix(CALIBRATION): tensors[name] for name in tensors.keys() - weights.keys()}
+        weights, own = split_state(tensors)
         self.method.load_state_dict(weights)
-        if sum(self.method.steps) != len(self.classes):
-            raise ValueError(f"its weights are for {sum(self.method.steps)} classes, but it lists {len(self.classes)}")
+        check_loaded(self.method, len(self.classes))
         self.temperature = float(own.get("temperature", 1.0))
         self.familiarity = Familiarity.of(own) if "means" in own else None
-        if self.familiarity is not None and len(self.familiarity.counts) != len(self.classes):
-            raise ValueError("its calibration is for other classes")
-        if not self.temperature > 0:
-            raise ValueError("its temperature is not positive")
+        if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
+            raise ValueError("its temperature is not positive, or far from any useful one")
+
+    def check_layout(self, layout: Mapping[str, Tensor]) -> None:
+        """Raise an error unless tensors of these types and shapes fit the method and the classes."""
+        weights, own = split_state(layout)
+        check_layout(self.method, weights, len(self.classes))
+        check_calibration(own, len(self.classes))
+
+    def check_predictions(self) -> None:
+        """Raise an error unless the model can predict; one empty image tells."""
+        blank = torch.zeros((1, *self.stored_shape), dtype=no_images(self.stored_shape).store.dtype)
+        try:
+            probabilities = self.probabilities(Images.of(blank))
+        except RunError as error:
+            raise ValueError("it does not predict finite numbers") from error
+        if probabilities.shape != (1, len(self.classes)):
+            raise ValueError(f"it predicts {probabilities.shape[1]} classes, but it lists {len(self.classes)}")
 
     def check_engine(self) -> None:
         """Raise an error if features of new images would not be computed as those that the model keeps."""
@@ -244,6 +266,13 @@ class Model(Learner):
             name: (self.memory.exemplars.get(c, none), held.select(held.labels == c))
             for c, name in enumerate(self.classes)
         }
+
+
+def split_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Divide what model.safetensors holds into the method's weights and the calibration."""
+    weights = {name: value for name, value in tensors.items() if not name.startswith(CALIBRATION)}
+    own = {name.removeprefix(CALIBRATION): tensors[name] for name in tensors.keys() - weights.keys()}
+    return weights, own
 
 
 def is_features(shape: Shape) -> bool:

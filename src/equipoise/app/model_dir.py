@@ -15,6 +15,7 @@ lock: they read config.json, then the version that it names.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -23,29 +24,35 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from equipoise.app import card, model_files
 from equipoise.app.kept_images import load_images, store_images
 from equipoise.app.model import Model, no_images
 from equipoise.app.model_files import KINDS, ModelConfig, ModelImages
-from equipoise.app.stored_images import folder_name
-from equipoise.app.unused_files import delete_images, delete_versions, images_in
+from equipoise.app.unused_files import delete_images, delete_versions, other_files
 from equipoise.core import tensors
 from equipoise.core.config import build
-from equipoise.core.directory import MAX_TENSOR_BYTES, TEMPORARY, Directory
+from equipoise.core.directory import RESTORE, TEMPORARY, Directory
 from equipoise.core.files import digest
 from equipoise.core.signals import defer_signals
 from equipoise.data.augment import Augment
 from equipoise.engine.checkpoint import OURS as CHECKPOINT_FILES
 from equipoise.engine.learner import ROWS_AS_THEY_ARE, make_extractor, make_method
-from equipoise.engine.results import FORMAT, Label, StepResult
+from equipoise.engine.results import FORMAT, StepResult
 from equipoise.engine.settings import Settings, upgrade
 from equipoise.errors import EquipoiseError, RunError, UsageError
+from equipoise.learn.backbones.base import Backbone
 from equipoise.learn.extractor import Extractor
 from equipoise.learn.runtime import Runtime
+from equipoise.learn.saved_state import compare_states
 from equipoise.version import __version__
 
 BACKBONE = "backbone.safetensors"
 LINKED = ("steps.json", "images.json", "model.safetensors")
+MAX_VALUES = 3 * 2048**2
+"""Values of an image, or features of a row: as many as the largest image that can be learned has."""
+MAX_CARD_BYTES = 8 << 20
 KEPT_VERSIONS = 10
 """Steps that can be undone; earlier versions are deleted."""
 PENDING = ".step"
@@ -62,10 +69,26 @@ T = TypeVar("T")
 
 
 class ModelDir:
-    """A model on disk. Reading needs no lock; to change it, enter ``writing()``. A change calls ``on_commit``."""
+    """A model on disk. Reading needs no lock; to change it, enter ``writing()``.
 
-    def __init__(self, path: Path, on_commit: Callable[[], None] = lambda: None) -> None:
-        self.path, self.directory, self.on_commit = path, Directory(path), on_commit
+    Parameters
+    ----------
+    path
+        The directory, which need not exist yet.
+    before_commit
+        Called with the version that the model is about to have; it is None if the model is about to be deleted.
+    on_commit
+        Called after each change.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        before_commit: Callable[[str | None], None] = lambda version: None,
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.path, self.directory, self.before_commit, self.on_commit = path, Directory(path), before_commit, on_commit
+        self._extractors: dict[str, Extractor] = {}
         self._version_files = self.directory.sub("", "restore it from a copy, or go back with `equipoise undo`")
 
     @property
@@ -94,10 +117,8 @@ class ModelDir:
         if self._checked():
             return
         if self.directory.is_dir():
-            names = [entry.name for entry in self.directory.entries() if not entry.name.endswith(".tmp")]
-            interrupted = ".lock" in names  # an interrupted first step leaves this and our folders
-            others = [name for name in names if not (interrupted and name in OWNED)]
-            if others:
+            interrupted = self.directory.exists(".lock")  # an interrupted first step leaves this and our folders
+            if others := other_files(self.directory, OWNED if interrupted else ()):
                 raise UsageError(f"{self.path} holds {others[0]} but no model: choose an empty or new directory")
         self._check_place()
 
@@ -140,15 +161,13 @@ class ModelDir:
 
     def load_version(self, config: ModelConfig, runtime: Runtime | None = None, images: bool = False) -> Model:
         """Return the model of one version."""
-        name = self._file(config, "model.safetensors")
-        data = self.directory.read_bytes(name, MAX_TENSOR_BYTES)
-        if digest(data).hex() != config.weights:
-            raise RunError(f"{self.path / name} is damaged or belongs to another model: restore it from a copy")
         try:
             settings = Settings.from_identity(config.settings, runtime)
             memory = settings.make_memory()
             augment = build(Augment, upgrade({"augment": config.augment})["augment"], "augment")
-            augment.check(config.shape[0])
+            augment.check(config.shape)
+            if math.prod(config.shape) > MAX_VALUES:
+                raise ValueError(f"its images have more than {MAX_VALUES:,} values")
             extractor = self._load_extractor(config, settings, augment) if settings.net.frozen else None
             method = make_method(settings, extractor.shape if extractor else config.shape, memory, pretrained=False)
             none = no_images(extractor.shape if extractor else config.shape)
@@ -164,7 +183,10 @@ class ModelDir:
                 keeps_thumbnails=config.thumbnails,
                 bicubic=config.bicubic or extractor is not None,
             )
-            model.load_state_dict(tensors.parse(data, name))
+            model.load_state_dict(self._read_weights(config, model))
+            model.check_predictions()
+        except RunError:
+            raise
         except INVALID as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
             remedy = "install what it needs, or restore it from a copy"
@@ -174,11 +196,26 @@ class ModelDir:
             load_images(self.directory, model, self.images_of(config))
         return model
 
+    def _read_weights(self, config: ModelConfig, model: Model) -> dict[str, Tensor]:
+        name = self._file(config, "model.safetensors")
+        data = tensors.read_data(self.directory, name, model.check_layout)
+        if digest(data).hex() != config.weights:
+            raise RunError(f"{self.path / name} is damaged or belongs to another model: {RESTORE}")
+        return tensors.parse(data, str(self.path / name), RESTORE)
+
     def _load_extractor(self, config: ModelConfig, settings: Settings, augment: Augment) -> Extractor:
-        data = self.directory.read_bytes(BACKBONE, MAX_TENSOR_BYTES)
+        changed = self.directory.modified_ns(BACKBONE)
+        known = f"{config.extractor} {settings.net} {settings.runtime} {config.shape} {augment} {changed}"
+        if known not in self._extractors:  # versions share one, and it takes half a second to start
+            extractor = make_extractor(settings, config.shape, augment, lambda net: self._read_backbone(config, net))
+            self._extractors = {known: extractor}
+        return self._extractors[known]
+
+    def _read_backbone(self, config: ModelConfig, net: Backbone) -> dict[str, Tensor]:
+        data = tensors.read_data(self.directory, BACKBONE, lambda layout: compare_states(net.state_dict(), layout))
         if digest(data).hex() != config.extractor:
-            raise RunError(f"{BACKBONE} is damaged or belongs to another model")
-        return make_extractor(settings, config.shape, augment, tensors.parse(data, BACKBONE))
+            raise RunError(f"{self.path / BACKBONE} is damaged or belongs to another model: {RESTORE}")
+        return tensors.parse(data, str(self.path / BACKBONE), RESTORE)
 
     def images_of(self, config: ModelConfig) -> ModelImages:
         """Return the names of a version's images."""
@@ -210,7 +247,8 @@ class ModelDir:
         images = store_images(self.directory, model)
         data = tensors.serialize(model.state_dict(), {"format": "pt"})
         weights = digest(data).hex()
-        name = f"{len(model.steps):04d}-{weights[:8]}"
+        content = f"{weights} {model.classes}".encode()  # the same weights may have other names
+        name = f"{len(model.steps):04d}-{digest(content).hex()[:8]}"
         previous = current.version if current and not fresh else None
         if current and previous == name:  # the same version again
             previous = current.previous
@@ -230,7 +268,7 @@ class ModelDir:
         )
         folder = self.directory.sub(f"versions/{name}")
         folder.make_dir()
-        folder.write_bytes("model.safetensors", data, MAX_TENSOR_BYTES)
+        folder.write_bytes("model.safetensors", data, tensors.MAX_TENSOR_BYTES)
         folder.write_json("steps.json", [step.to_dict() for step in model.steps])
         folder.write_json("images.json", asdict(images))
         folder.write_json("config.json", asdict(config))
@@ -238,16 +276,18 @@ class ModelDir:
         self._tidy()
 
     def _make_current(self, version: str) -> None:
+        content = self.directory.read_bytes(f"versions/{version}/config.json")
         with defer_signals():
-            self.directory.write_bytes("config.json", self.directory.read_bytes(f"versions/{version}/config.json"))
+            self.before_commit(version)
+            self.directory.write_bytes("config.json", content)
             self.on_commit()
 
     def _store_extractor(self, extractor: Extractor) -> str:
         data = tensors.serialize(extractor.weights, {"format": "pt"})
         name = digest(data).hex()
         stored = self.directory.is_file(BACKBONE) and self.directory.size(BACKBONE) == len(data)
-        if not stored or digest(self.directory.read_bytes(BACKBONE, MAX_TENSOR_BYTES)).hex() != name:
-            self.directory.write_bytes(BACKBONE, data, MAX_TENSOR_BYTES)
+        if not stored or digest(self.directory.read_bytes(BACKBONE, len(data))).hex() != name:
+            self.directory.write_bytes(BACKBONE, data, tensors.MAX_TENSOR_BYTES)
         return name
 
     def undo(self) -> StepResult | None:
@@ -294,6 +334,7 @@ class ModelDir:
         # nothing is deleted, and `undo` can still go back.
         with suppress(RunError, OSError):
             self._update_top(config)
+        with suppress(RunError, OSError):
             history = self.history_of(config)[: KEPT_VERSIONS + 1]
             delete_versions(self.directory, {config.version for config in history}, VERSION_FILES)
             delete_images(self.directory, [(config.classes, self.images_of(config)) for config in history])
@@ -304,15 +345,11 @@ class ModelDir:
             source = self._file(config, name)
             if source != name:
                 self.directory.link(source, name)
-        old = self.directory.read_bytes("README.md") if self.directory.exists("README.md") else b""
+        old = self.directory.read_bytes("README.md", MAX_CARD_BYTES) if self.directory.exists("README.md") else b""
         text = card.render(old.decode(errors="surrogateescape"), config, self.steps_of(config), self.images_of(config))
         new = text.encode(errors="surrogateescape")
         if new != old:
             self.directory.write_bytes("README.md", new)
-
-    def image_files(self, label: Label) -> list[str]:
-        """Return the stored images of a class, of all versions."""
-        return [file for kind in KINDS for file in images_in(self.directory, f"{kind}/{folder_name(label)}")]
 
     def copy_to(self, target: Path, memory: bool = True) -> None:
         """Copy the current version into another directory, with or without its images."""

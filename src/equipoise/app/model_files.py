@@ -15,7 +15,7 @@ from equipoise.engine.results import FORMAT, Label, StepResult, read_results
 from equipoise.errors import RunError
 
 VERSION = re.compile(r"\d{4,}-[0-9a-f]{8}")
-"""The name of a version: its number of steps and the beginning of the hash of its weights."""
+"""The name of a version: its number of steps and the beginning of a hash of its weights and classes."""
 KINDS = ("memory", "holdout")
 """Folders of images."""
 

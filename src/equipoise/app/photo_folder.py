@@ -57,7 +57,11 @@ class FolderScan:
 
 def printable(name: str) -> str:
     """Return a file name as valid Unicode, even if its bytes are not UTF-8."""
-    return unicodedata.normalize("NFC", os.fsencode(name).decode("utf-8", "backslashreplace"))
+    try:
+        data = os.fsencode(name)
+    except UnicodeEncodeError:  # no file can be called that
+        data = name.encode(errors="backslashreplace")
+    return unicodedata.normalize("NFC", data.decode("utf-8", "backslashreplace"))
 
 
 def scan_folder(root: Path) -> FolderScan:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,11 +19,15 @@ from equipoise.app.photo_folder import printable
 from equipoise.data.decoding import decode
 from equipoise.data.images import Images
 from equipoise.data.index import ENDINGS, is_image_name
+from equipoise.data.picture_files import FILE_BYTES
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
 from equipoise.errors import DataError, UsageError
+from equipoise.learn.inference import batch_size
 
 BATCH = 64
+MAX_LINE = 1 << 16
+"""Bytes of a path in the standard input."""
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
 """First bytes of image files; BMP's two letters are told apart from a path by the zeros that follow."""
 
@@ -101,14 +105,13 @@ def is_ours(folder: str) -> bool:
 def _standard_input(stream: BinaryIO) -> Iterator[Source]:
     start = stream.read(16)
     if start.startswith(MAGIC) or (start.startswith(b"BM") and b"\0" in start):
-        yield "-", start + stream.read()
+        yield "-", start + stream.read(FILE_BYTES)
         return
-    ahead = io.BytesIO(start + stream.readline())
-    for lines in (ahead, stream):
-        for line in lines:
-            path = os.fsdecode(line.rstrip(b"\r\n"))
-            if path:
-                yield from expand_paths([path]) if path != "-" else ()
+    ahead = io.BytesIO(start + stream.readline(MAX_LINE))
+    for line in chain(ahead, iter(lambda: stream.readline(MAX_LINE), b"")):
+        path = os.fsdecode(line.rstrip(b"\r\n"))
+        if path:
+            yield from expand_paths([path]) if path != "-" else ()
 
 
 def predict(
@@ -126,33 +129,31 @@ def predict(
     def read(source: Source) -> tuple[str, np.ndarray | str]:
         return source[0], decode_source(source[1], model.shape[1], model.bicubic)
 
+    batch = batch_size(model.shape, batch)
     decoded, predictor = map_ahead(read, sources, 2 * batch, decoder_pool()), model.predictor()
     while images := list(islice(decoded, batch)):
-        yield from _predict_batch(model, predictor, images, top, least)
+        yield from predict_batch(model, predictor, images, top, least)
 
 
 def decode_source(content: str | bytes, size: int, bicubic: bool) -> np.ndarray | str:
     """Return the image, or what is wrong with it."""
     try:
-        if isinstance(content, bytes):
-            return decode(io.BytesIO(content), size, bicubic=bicubic)
-        if os.path.isdir(content):  # noqa: PTH112
+        if isinstance(content, str) and os.path.isdir(content):  # noqa: PTH112
             return "cannot read the folder"
-        if os.path.exists(content) and not os.path.isfile(content):  # noqa: PTH110, PTH113 - a pipe would block
-            return "it is not a regular file"
         return decode(content, size, bicubic=bicubic)
     except DataError as error:
         cause = error.__cause__
         return (cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)) or "cannot read it"
 
 
-def _predict_batch(
+def predict_batch(
     model: Model,
     predictor: Callable[[Images], tuple[Tensor, Tensor]],
     batch: Sequence[tuple[str, np.ndarray | str]],
     top: int,
     least: float,
 ) -> Iterator[Prediction]:
+    """Yield a prediction for each decoded image, or what is wrong with it; see ``predict``."""
     images = [image for _, image in batch if not isinstance(image, str)]
     rows: Iterator[tuple[list[int], list[float], bool]] = iter(())
     if images:

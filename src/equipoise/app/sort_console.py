@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -13,13 +12,14 @@ from equipoise.app.console import class_table
 from equipoise.app.contact_sheet import SHEET
 from equipoise.app.sorting import SortedPhoto, sort_summary
 from equipoise.core.open_dir import printable
+from equipoise.core.output import warn
 
 
 def print_sorted(console: Console, photos: list[SortedPhoto], model: Path, out: Path, dry_run: bool) -> None:
     """Print how many photos went into each folder, and what to do next."""
     for photo in photos:
         if photo.error is not None:
-            print(f"equipoise: {printable(photo.path)}: {photo.error}", file=sys.stderr)
+            warn(f"equipoise: {photo.path}: {photo.error}")
     table = class_table("photos")
     for folder, count in sort_summary(photos).items():
         table.add_row(escape(printable(folder)), f"{count:,}")

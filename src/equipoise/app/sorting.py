@@ -22,6 +22,7 @@ from equipoise.app.model import ACCEPT, Model
 from equipoise.app.photo_folder import printable
 from equipoise.app.predict import BATCH, decode_source, images_below, is_ours
 from equipoise.app.stored_images import folder_name, thumbnail
+from equipoise.core.open_dir import check_path
 from equipoise.core.signals import defer_signals
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
@@ -108,6 +109,8 @@ def sort_photos(
 
 
 def _check_out(folder: Path, out: Path) -> None:
+    check_path(folder)
+    check_path(out)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a directory: choose the one with the photos")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

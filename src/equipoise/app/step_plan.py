@@ -73,13 +73,8 @@ class StepPlan:
         return self.model.workload(self.step, self.images)
 
     @property
-    def trains(self) -> bool:
-        """Whether anything is trained; methods that are solved in closed form need no epochs."""
-        return self.model.method.rehearsal != "kept"
-
-    @property
     def epochs(self) -> int:
-        return self.model.settings.train.for_step(self.step.index).epochs if self.trains else 0
+        return self.model.settings.train.for_step(self.step.index).epochs if self.model.trains else 0
 
     @property
     def added(self) -> list[Label]:

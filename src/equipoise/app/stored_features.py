@@ -18,9 +18,12 @@ from torch import Tensor
 from equipoise.app.stored_images import identify
 from equipoise.core.directory import Directory
 from equipoise.core.files import digest
-from equipoise.core.tensors import read_tensors, write_tensors
+from equipoise.core.tensors import Layout, read_tensors, write_tensors
 from equipoise.data.images import FeatureStore, Images, JoinedStore, TensorStore
 from equipoise.errors import RunError
+
+MOST_BESIDE = 64 << 10
+"""Bytes of a thumbnail, at most; those of 96 pixels have a tenth of that."""
 
 
 @dataclass(frozen=True)
@@ -113,21 +116,25 @@ def _unpack(found: Mapping[str, Tensor], ids: Sequence[str]) -> dict[str, bytes]
 
 def read_block(directory: Directory, file: str, width: int) -> Block:
     """Read a block and check it against its name."""
-    found = read_tensors(directory, file)
-    features, hashes = found.get("features"), found.get("ids")
-    if (
-        features is not None
-        and hashes is not None
-        and features.dtype in (torch.float16, torch.float32)
-        and hashes.dtype == torch.uint8
-        and features.dim() == hashes.dim() == 2
-        and len(hashes) > 0
-        and features.shape == (len(hashes), width)
-        and hashes.shape[1] == 16
-        and bool(features.isfinite().all())
-    ):
-        ids = tuple(bytes(row).hex() for row in hashes.numpy())
-        block = Block(features, ids, _unpack(found, ids))
-        if file.endswith(f"/{block.name}.safetensors"):
-            return block
-    raise RunError(f"the stored features {directory.path / file} are damaged: restore them from a copy")
+    what = f"the stored features {directory.path / file} are damaged"
+    try:
+        found = read_tensors(directory, file, lambda layout: _check_block(layout, width))
+    except RunError as error:
+        raise RunError(f"{what} ({error})") from error
+    ids = tuple(bytes(row).hex() for row in found["ids"].numpy())
+    block = Block(found["features"], ids, _unpack(found, ids))
+    if not file.endswith(f"/{block.name}.safetensors"):
+        raise RunError(f"{what}: restore them from a copy")
+    return block
+
+
+def _check_block(layout: Layout, width: int) -> None:
+    """Raise an error unless these can be the tensors of a block."""
+    features, hashes = layout["features"], layout["ids"]
+    if features.dtype not in (torch.float16, torch.float32) or hashes.dtype != torch.uint8:
+        raise TypeError("features or ids have the wrong type")
+    if hashes.dim() != 2 or not len(hashes) or hashes.shape[1] != 16 or features.shape != (len(hashes), width):
+        raise ValueError(f"it needs {width} features and an id of 16 bytes per image")
+    others = sum(value.nbytes for name, value in layout.items() if name not in ("features", "ids"))
+    if others > len(hashes) * MOST_BESIDE:
+        raise ValueError("its thumbnails are too large")

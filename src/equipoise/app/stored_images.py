@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from equipoise.core.directory import Directory
 from equipoise.core.files import digest
-from equipoise.data.decoding import DECODE_ERRORS
 from equipoise.data.prefetch import decoder_pool
 from equipoise.errors import RunError
 
@@ -55,11 +55,19 @@ def encode(pixels: Tensor) -> bytes:
     return file.getvalue()
 
 
-def decode_stored(data: bytes, name: str) -> Tensor:
-    """Undo ``encode``."""
+def decode_stored(data: bytes, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Undo ``encode``; raise ValueError for another shape than expected, before it takes any memory."""
+    file = io.BytesIO(data)
     if name.endswith(".npy"):
-        return torch.from_numpy(np.load(io.BytesIO(data), allow_pickle=False))
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+        np.lib.format.read_magic(file)
+        found = np.lib.format.read_array_header_1_0(file)[0]
+        if found != shape:
+            raise ValueError(f"it has shape {found}, expected {shape}")
+        file.seek(0)
+        return torch.from_numpy(np.load(file, allow_pickle=False))
+    if data[16:24] != struct.pack(">2I", shape[2], shape[1]):  # Pillow would print a warning for a large picture
+        raise ValueError(f"it does not have {shape[2]} × {shape[1]} pixels")
+    with Image.open(file, formats=["PNG"]) as picture:
         plain = np.array(picture)
     return torch.from_numpy(plain[:, :, None] if plain.ndim == 2 else plain).permute(2, 0, 1)
 
@@ -93,8 +101,8 @@ def fetch(directory: Directory, files: Sequence[str], shape: tuple[int, ...]) ->
     def read(file: str) -> Tensor:
         shown = directory.path / file
         try:
-            image = decode_stored(directory.read_bytes(file), file)
-        except (*DECODE_ERRORS, TypeError, MemoryError) as error:
+            image = decode_stored(directory.read_bytes(file), file, shape)
+        except Exception as error:  # a decoder may raise anything, and NumPy parses the header of a file as Python
             raise RunError(f"cannot read the stored image {shown} ({error}): restore it from a copy") from error
         if tuple(image.shape) != shape or identify(image) != stem(file):
             raise RunError(f"the stored image {shown} is damaged: restore it from a copy")

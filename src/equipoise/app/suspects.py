@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipoise.app.calibration import features_of
@@ -24,7 +25,7 @@ from equipoise.core.progress_line import track
 from equipoise.data.images import Images
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.engine.results import Label
-from equipoise.errors import DataError, UsageError
+from equipoise.errors import DataError, RunError, UsageError
 from equipoise.learn.closed_form import canonical_order
 from equipoise.learn.ridge import fit_ridge
 
@@ -91,6 +92,9 @@ def suspects_in(model: Model, kept: Images, pairs: bool = True) -> list[Suspect]
 
 def misplaced(model: Model, features: Tensor, labels: Tensor, ids: Sequence[str]) -> list[Suspect]:
     """Return the images that leave-one-out puts into another class."""
+    empty = torch.bincount(labels, minlength=len(model.classes)).argmin()
+    if not (labels == empty).any():
+        raise RunError(f"the model keeps no image of {model.classes[empty]}: learn some with --extend")
     order = canonical_order(features)
     photos = model.extractor is not None  # rows of features have no bursts
     solution = fit_ridge(features[order], labels[order], len(model.classes), merge=photos)

@@ -1,9 +1,9 @@
-"""Delete the files of a model directory that no version names any more."""
+"""Files of a model directory that no version names any more, and those that are not ours."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 
 from equipoise.app.model_files import KINDS, VERSION, ModelImages
@@ -11,6 +11,15 @@ from equipoise.app.stored_images import IDENTITY, folder_name, stem
 from equipoise.core.directory import Directory
 from equipoise.engine.results import Label
 from equipoise.errors import RunError
+
+BY_SYSTEM = (".DS_Store", "Thumbs.db", "desktop.ini")
+"""What file managers leave in every directory that they show."""
+
+
+def other_files(directory: Directory, owned: Container[str]) -> list[str]:
+    """Name what is in a directory besides ``owned``."""
+    names = (entry.name for entry in directory.entries())
+    return [name for name in names if name not in owned and name not in BY_SYSTEM and not name.endswith(".tmp")]
 
 
 def delete_versions(directory: Directory, keep: set[str], files: re.Pattern[str]) -> None:

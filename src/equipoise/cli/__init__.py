@@ -8,15 +8,27 @@ import os
 import shlex
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from equipoise.cli import corrections, data, experiments, models, reports, sharing  # noqa: F401 - they add their commands
+from equipoise.cli import (  # noqa: F401 - they add their commands
+    corrections,
+    data,
+    experiments,
+    models,
+    reports,
+    serving,
+    setup,
+    sharing,
+)
 from equipoise.cli.app import app
+from equipoise.cli.exit_codes import ExitCode
 from equipoise.core.launch_env import is_main_process
+from equipoise.core.output import OutputError, silence, warn, writing_output
 from equipoise.core.signals import defer_signals
 from equipoise.errors import EquipoiseError, ReportedError, describe_os_error
 
@@ -25,47 +37,74 @@ RESUMABLE = dict.fromkeys(("run", "compare", "ablate"), EPOCHS) | {
     "learn": "the model is as it was before, run the same command to continue"
 }
 """What to say when a command is stopped that can continue where it stopped."""
+WITHOUT_ENGINE = ("methods", "datasets", "recipes", "report", "history", "card", "doctor", "completion")
+"""Commands that import torch late, or never."""
+NO_MEMORY = (
+    "there is not enough memory: use smaller images, a smaller network or smaller batches, or close other programs"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command; a user error prints one sentence and exits with 2."""
+    """Run a command and exit with an ``ExitCode``; a user error prints one sentence."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a γ must not end a run in a terminal without Greek letters
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C
     try:
-        if not {"--help", "-h", "--version"} & set(tokens) and tokens:
+        warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")  # ours is lower
+        helps = not tokens or bool({"--help", "-h", "--version"} & set(tokens))
+        if not helps:
             _load_engine(tokens[0])
-        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with writing_output() if helps else nullcontext():  # cyclopts prints the help
+            app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         _fail(" ".join(str(error).split()) + f" (see equipoise {_command(tokens)}--help)", silent=not is_main_process())
     except EquipoiseError as error:
         _fail(str(error), silent=isinstance(error, ReportedError))
+    except (BrokenPipeError, OutputError) as error:
+        _give_up_output(error)
+        sys.exit(int(ExitCode.PROBLEM))
     except OSError as error:
-        _mute()
-        if isinstance(error, BrokenPipeError):  # the reader of our output has exited
-            sys.exit(1)
         _fail(describe_os_error(error))
+    except MemoryError:
+        _fail(NO_MEMORY)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ("can't allocate memory", "out of memory")):  # as torch says it
+            raise
+        _fail(NO_MEMORY)
     except KeyboardInterrupt:
         hint = RESUMABLE.get(_command(tokens).strip())
-        again = f"; {hint}:\n  equipoise {shlex.join(tokens)}" if hint else ""
+        again = [f"stopped; {hint}:", f"  equipoise {shlex.join(tokens)}"] if hint else ["stopped"]
         if _command(tokens).strip() == "sort":
-            again = "; photos that were not sorted yet are where they were: sort them into another directory"
-        print(f"\nstopped{again}", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0)
+            again = ["stopped; photos that were not sorted yet are where they were: sort them into another directory"]
+        warn("", *again)
+        _exit(ExitCode.STOPPED)
+    except SystemExit as end:
+        _exit(end.code if isinstance(end.code, int) else ExitCode.PROBLEM)
+    _exit(ExitCode.OK)
 
 
-def _mute() -> None:
-    """Redirect stdout, so that Python's flush at exit does not fail."""
-    with suppress(OSError):  # stdout may be no file, or closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _exit(code: int) -> NoReturn:
+    """Write the rest of the output and exit: after main, Python would print a traceback if it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _give_up_output(error)
+        code = code or ExitCode.PROBLEM
+    sys.exit(int(code))
+
+
+def _give_up_output(error: OSError) -> None:
+    """Discard the rest of the output, quietly if its reader has exited."""
+    silence(sys.stdout)
+    if not isinstance(error, BrokenPipeError):
+        warn(f"equipoise: cannot write the output ({error.strerror}): redirect it to another place")
 
 
 def _load_engine(command: str) -> None:
     """Import torch for commands that need it; an interruption inside torch would print a traceback."""
-    if command in ("methods", "datasets", "recipes", "report", "history", "card") or command not in app:
+    if command in WITHOUT_ENGINE or command not in app:
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # see study/process_group.py; torch reads it once
     with defer_signals():
@@ -79,5 +118,5 @@ def _command(tokens: Sequence[str]) -> str:
 
 def _fail(why: str, silent: bool = False) -> NoReturn:
     if not silent:
-        print(f"equipoise: {why}", file=sys.stderr)
-    sys.exit(2)
+        warn(f"equipoise: {why}")
+    _exit(ExitCode.ERROR)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json as json_module
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from equipoise.cli.app import MODELS, Flag, command
-from equipoise.cli.models import ModelPath, model_dir
+from equipoise.cli.models import ModelPath, existing_model
+from equipoise.core.output import print_json, say
 from equipoise.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from equipoise.engine.results import StepResult
 
 
-@command(MODELS)
+@command(MODELS, "sort pets camera/ sorted/ --dry-run", "sort pets camera/ sorted/ --how link")
 def sort(
     model: ModelPath,
     folder: Path,
@@ -43,25 +43,25 @@ def sort(
     json
         Print one JSON object per photo.
     """
-    from equipoise.app.console import make_console
     from equipoise.app.sort_console import print_sorted
     from equipoise.app.sorting import sort_photos
+    from equipoise.core.console import make_console
     from equipoise.core.progress_line import track
 
-    loaded = model_dir(model).load(images=True)
+    loaded = existing_model(model).load(images=True)
     photos = sort_photos(
         loaded, folder, out, how, accept, dry_run, lambda items, total: track(items, total, "sorting", "photos")
     )
     if json:
         for photo in photos:
-            print(json_module.dumps(photo.to_dict(), ensure_ascii=False))
+            print_json(photo.to_dict())
     else:
         print_sorted(make_console(), photos, model, out, dry_run)
     if failed := sum(photo.error is not None for photo in photos):
         raise DataError(f"{failed} of {len(photos)} photos could not be sorted; they stay where they are")
 
 
-@command(MODELS)
+@command(MODELS, 'rename pets cat "house cat"', "rename pets cat tabby --json")
 def rename(model: ModelPath, old: str, new: str, /, *, json: Flag = False) -> None:
     """Give a class another name.
 
@@ -76,10 +76,10 @@ def rename(model: ModelPath, old: str, new: str, /, *, json: Flag = False) -> No
     """
     from equipoise.app.corrections import rename as change
 
-    _print(change(model_dir(model), old, new), json)
+    _print(change(existing_model(model), old, new), json)
 
 
-@command(MODELS)
+@command(MODELS, "merge pets cat kitten", "merge pets dog puppy hound")
 def merge(model: ModelPath, into: str, /, *others: str, json: Flag = False) -> None:
     """Merge classes into the first one: their images become images of it.
 
@@ -92,15 +92,16 @@ def merge(model: ModelPath, into: str, /, *others: str, json: Flag = False) -> N
     json
         Print the step's result as one JSON object.
     """
-    from equipoise.app.console import CorrectionConsole, make_console
+    from equipoise.app.console import CorrectionConsole
     from equipoise.app.corrections import merge as change
+    from equipoise.core.console import make_console
 
     with closing(CorrectionConsole(json, make_console())) as listener:
-        result = change(model_dir(model), into, others, listener)
+        result = change(existing_model(model), into, others, listener)
     _print(result, json)
 
 
-@command(MODELS)
+@command(MODELS, "move pets photos/cat/rex.jpg dog", "move pets a.jpg b.jpg ferret --create")
 def move(
     model: ModelPath,
     /,
@@ -119,30 +120,32 @@ def move(
     json
         Print the step's result as one JSON object.
     """
-    from equipoise.app.console import CorrectionConsole, make_console
+    from equipoise.app.console import CorrectionConsole
     from equipoise.app.corrections import move as change
+    from equipoise.core.console import make_console
 
     if len(images) < 2:
         raise UsageError("name at least one image, and then the class that it belongs to")
     *files, target = images
     with closing(CorrectionConsole(json, make_console())) as listener:
-        result = change(model_dir(model), files, target, create, listener)
+        result = change(existing_model(model), files, target, create, listener)
     _print(result, json)
 
 
 def _print(result: StepResult, json: bool) -> None:
     from equipoise.app.card import describe_step
-    from equipoise.app.console import make_console, result_lines
+    from equipoise.app.console import result_lines
+    from equipoise.core.console import make_console, print_lines
 
     if json:
-        print(json_module.dumps(result.to_dict(), ensure_ascii=False))
+        print_json(result.to_dict())
         return
-    print(describe_step(result, most=20))
+    say(describe_step(result, most=20))
     if result.kind != "rename":
-        make_console().print(*result_lines(result), sep="\n", soft_wrap=True)
+        print_lines(make_console(), result_lines(result))
 
 
-@command(MODELS)
+@command(MODELS, "suspects pets", "suspects pets photos/ --json")
 def suspects(model: ModelPath, folder: Path | None = None, *, json: Flag = False) -> None:
     """List images that probably are in a wrong class, and nearly equal images in two classes.
 
@@ -153,12 +156,12 @@ def suspects(model: ModelPath, folder: Path | None = None, *, json: Flag = False
     json
         Print one JSON object per image.
     """
-    from equipoise.app.console import make_console
     from equipoise.app.suspects import find_suspects, suspect_lines
+    from equipoise.core.console import make_console, print_lines
 
-    found = find_suspects(model_dir(model), folder)
+    found = find_suspects(existing_model(model), folder)
     if json:
         for suspect in found:
-            print(json_module.dumps(suspect.to_dict(), ensure_ascii=False))
+            print_json(suspect.to_dict())
         return
-    make_console().print(*suspect_lines(found, folder), sep="\n", soft_wrap=True)
+    print_lines(make_console(), suspect_lines(found, folder))

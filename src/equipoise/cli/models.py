@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_module
+import difflib
+import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +15,8 @@ from cyclopts import Parameter
 
 from equipoise.cli.app import MODELS, Flag, command
 from equipoise.cli.options import SetOption
+from equipoise.core.open_dir import printable
+from equipoise.core.output import print_json, say
 from equipoise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,9 +25,17 @@ if TYPE_CHECKING:
 Device = Annotated[str | None, Parameter(help="Where to compute: cpu, cuda, mps, … (default: cpu).")]
 ModelPath = Annotated[Path, Parameter(help="Directory of the model.")]
 Threads = Annotated[int | None, Parameter(help="Number of CPU threads.")]
+MOST_MODELS = 1000
+"""Directories that are searched for a mistyped name."""
 
 
-@command(MODELS)
+@command(
+    MODELS,
+    "learn pets photos/    # photos/cat/*.jpg, photos/dog/*.jpg",
+    "learn pets more-photos/    # adds classes",
+    "learn pets photos/ --dry-run",
+    "learn digits scans/ --method wa --set train.milestones=[20,30]",
+)
 def learn(
     model: ModelPath,
     folder: Path,
@@ -82,7 +94,7 @@ def learn(
     seed
         Random seed, fixed when the model is created.
     set_
-        Any other setting, for example train.lr=0.05, method.norm=2 or augment.flip=false; may be repeated.
+        Another setting as TOML writes it, such as train.lr=0.05 or train.milestones=[20,30]; may be repeated.
     strict
         Fail if any file cannot be used, instead of skipping it.
     dry_run
@@ -92,9 +104,10 @@ def learn(
     quiet
         Print only the result.
     """
-    from equipoise.app.console import LearnConsole, LearnJson, make_console
+    from equipoise.app.console import LearnConsole, LearnJson
     from equipoise.app.learn import LearnListener, LearnOptions, learn_folder
     from equipoise.core.config import with_settings
+    from equipoise.core.console import make_console
     from equipoise.engine.recipes import parse_overrides
 
     wanted = LearnOptions(
@@ -125,6 +138,22 @@ def model_dir(model: Path) -> ModelDir:
     return ModelDir(model, on_commit=ignore_interrupts)
 
 
+def existing_model(model: Path) -> ModelDir:
+    """Return the directory of a model that has to exist; a mistyped name gives an error that suggests the closest."""
+    if not os.path.lexists(model) and (close := _similar_model(model)) is not None:
+        raise UsageError(f"{printable(model)} does not exist: did you mean {printable(close)}?")
+    return model_dir(model)
+
+
+def _similar_model(model: Path) -> Path | None:
+    """Return the directory beside ``model`` that holds a model and has the most similar name."""
+    with suppress(OSError, ValueError):
+        names = [file.parent.name for file in islice(model.parent.glob("*/config.json"), MOST_MODELS)]
+        close = difflib.get_close_matches(model.name, [name for name in names if name], n=1, cutoff=0.6)
+        return model.with_name(close[0]) if close else None
+    return None
+
+
 def require_some(arguments: Sequence[str], what: str) -> None:
     """Raise an error if nothing is named. (After an option, cyclopts loses the end of lists that must not be empty.)"""
     if not arguments:
@@ -134,12 +163,16 @@ def require_some(arguments: Sequence[str], what: str) -> None:
 def _auto(text: str, option: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdecimal():
-        raise UsageError(f"--{option} must be a whole number or auto, got '{text}'")
-    return int(text)
+    from equipoise.core.config import parse_whole
+    from equipoise.core.ranges import shown
+
+    number = parse_whole(text)
+    if number is None:
+        raise UsageError(f"--{option} must be a whole number or auto, got {shown(text)}")
+    return number
 
 
-@command(MODELS)
+@command(MODELS, "predict pets photo.jpg", "predict pets holiday/ --top 3", "predict pets holiday/ --csv > found.csv")
 def predict(
     model: ModelPath,
     /,
@@ -187,10 +220,10 @@ def _load(model: Path, device: str | None, threads: int | None) -> Any:
     runtime = Runtime(device or "cpu", threads=threads)
     if threads is not None:
         torch.set_num_threads(threads)
-    return model_dir(model).load(runtime)
+    return existing_model(model).load(runtime)
 
 
-@command(MODELS)
+@command(MODELS, "evaluate pets labelled/", "evaluate pets labelled/ --json")
 def evaluate(
     model: ModelPath, folder: Path, *, json: Flag = False, device: Device = None, threads: Threads = None
 ) -> None:
@@ -206,16 +239,17 @@ def evaluate(
     from rich.markup import escape
 
     from equipoise.app.card import counted
-    from equipoise.app.console import LearnConsole, evaluation_table, make_console, skipped_list, skipped_text
+    from equipoise.app.console import LearnConsole, evaluation_table, skipped_lines, skipped_list
     from equipoise.app.evaluate import evaluate_folder
+    from equipoise.core.console import make_console, print_lines
 
     console = make_console()
     with closing(LearnConsole(quiet=json, console=console)) as listener:
         facts, found = evaluate_folder(_load(model, device, threads), folder, listener)
     if json:
-        print(json_module.dumps(facts | {"skipped": skipped_list(found)}, ensure_ascii=False))
+        print_json(facts | {"skipped": skipped_list(found)})
         return
-    console.print(skipped_text(found.skipped), soft_wrap=True, end="")
+    print_lines(console, skipped_lines(found.skipped))
     console.print(evaluation_table(facts))
     for entry in facts["confusions"]:
         names = f"{escape(str(entry['class']))} predicted as {escape(str(entry['predicted_as']))}"
@@ -223,7 +257,7 @@ def evaluate(
     console.print(f"[bold]accuracy {facts['accuracy']:.1f} %[/] on {counted(facts['total'], 'image')}")
 
 
-@command(MODELS)
+@command(MODELS, "history pets", "history pets --json")
 def history(model: ModelPath, *, json: Flag = False) -> None:
     """Show what a model learned step by step: when, which classes, and their accuracy then and now.
 
@@ -232,11 +266,12 @@ def history(model: ModelPath, *, json: Flag = False) -> None:
     json
         Print the steps as one JSON list.
     """
-    from equipoise.app.console import history_rows, history_table, make_console
+    from equipoise.app.console import history_rows, history_table
+    from equipoise.core.console import make_console
 
-    steps = model_dir(model).steps()
+    steps = existing_model(model).steps()
     if json:
-        print(json_module.dumps(history_rows(steps), ensure_ascii=False))
+        print_json(history_rows(steps))
         return
     console = make_console()
     console.print(history_table(steps))
@@ -248,7 +283,7 @@ def history(model: ModelPath, *, json: Flag = False) -> None:
     )
 
 
-@command(MODELS)
+@command(MODELS, "undo pets", "undo pets --json")
 def undo(model: ModelPath, *, json: Flag = False) -> None:
     """Undo the last step and restore the version before it exactly.
 
@@ -259,15 +294,15 @@ def undo(model: ModelPath, *, json: Flag = False) -> None:
     """
     from equipoise.app.card import counted, describe_step
 
-    place = model_dir(model)
+    place = existing_model(model)
     place.check()
     with place.writing():
         undone = place.undo()
     if json:
-        print(json_module.dumps(None if undone is None else undone.to_dict(), ensure_ascii=False))
+        print_json(None if undone is None else undone.to_dict())
     else:
         what = "the last step" if undone is None else f"step {undone.step} ({describe_step(undone)})"
-        print(f"undid {what}; the model knows {counted(len(place.config().classes), 'class')}")
+        say(f"undid {what}; the model knows {counted(len(place.config().classes), 'class')}")
 
 
 REMAINS = {
@@ -279,7 +314,7 @@ REMAINS = {
 """What is left of forgotten classes, in words."""
 
 
-@command(MODELS)
+@command(MODELS, "forget pets hamster", 'forget pets "guinea pig" hamster --json')
 def forget(model: ModelPath, /, *classes: str, json: Flag = False) -> None:
     """Remove classes for good: exemplars, held-out images, head weights, names, and all earlier versions.
 
@@ -294,16 +329,16 @@ def forget(model: ModelPath, /, *classes: str, json: Flag = False) -> None:
     from equipoise.app.forget import forget as remove
 
     require_some(classes, "class")
-    gone = remove(model_dir(model), classes)
+    gone = remove(existing_model(model), classes)
     if json:
-        print(json_module.dumps(asdict(gone), ensure_ascii=False))
+        print_json(asdict(gone))
         return
-    print(f"forgot {', '.join(map(str, gone.classes))}; {counted(gone.images, 'image')} removed")
-    print(f"searched all {gone.scanned:,} files of {model}: no image or name of theirs is left; no step can be undone")
-    print(REMAINS[gone.remains])
+    say(f"forgot {', '.join(map(str, gone.classes))}; {counted(gone.images, 'image')} removed")
+    say(f"searched all {gone.scanned:,} files of {model}: no image or name of theirs is left; no step can be undone")
+    say(REMAINS[gone.remains])
 
 
-@command(MODELS)
+@command(MODELS, "inspect pets", "inspect pets --json")
 def inspect(model: ModelPath, *, json: Flag = False) -> None:
     """Show what is in a model: classes, exemplars, weight norms, size on disk.
 
@@ -312,14 +347,13 @@ def inspect(model: ModelPath, *, json: Flag = False) -> None:
     json
         Print all facts as one JSON object.
     """
-    from equipoise.app.console import make_console
     from equipoise.app.inspection import inspect_model, inspection_lines, inspection_table
+    from equipoise.core.console import make_console, print_lines
 
-    facts = inspect_model(model_dir(model))
+    facts = inspect_model(existing_model(model))
     if json:
-        print(json_module.dumps(facts, ensure_ascii=False))
+        print_json(facts)
         return
     console = make_console()
-    for line in inspection_lines(facts):
-        console.print(line, soft_wrap=True)
+    print_lines(console, inspection_lines(facts))
     console.print(inspection_table(facts))

@@ -31,7 +31,7 @@ class CommonOptions:
     order: str | None = None
     """Class order: natural, icarl, a seed such as 1993, or a list."""
     set_: SetOption = None
-    """Any other setting, for example train.lr=0.05, method.norm=2 or data.difficulty=0.5; may be repeated."""
+    """Another setting as TOML writes it, such as train.lr=0.05 or train.milestones=[20,30]; may be repeated."""
     device: str | None = None
     """Where to compute: cpu, cuda, mps, … (default: cpu)."""
     threads: int | None = None
@@ -80,4 +80,7 @@ class RunOptions(CommonOptions):
 
 def step_count(text: str) -> int | str:
     """Parse a number of steps, or leave their sizes as text."""
-    return int(text) if text.isdecimal() else text
+    from equipoise.core.config import parse_whole
+
+    number = parse_whole(text)
+    return text if number is None else number

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from pathlib import Path
 
 from equipoise.cli.app import STUDIES, Flag, command
 from equipoise.cli.models import model_dir
+from equipoise.core.output import print_json, say, warn
 from equipoise.errors import UsageError
 
 
-@command(STUDIES)
+@command(
+    STUDIES,
+    "report runs/compare",
+    "report runs/compare --figures figures/ --formats svg,pdf",
+    "report pets --out pets.html",
+)
 def report(
     directory: Path,
     *,
@@ -45,12 +49,12 @@ def report(
         raise UsageError("--out applies to models: the report of a run or comparison is written into its directory")
     made = report_model(model_dir(directory), out, *options) if is_model else make_report(directory, *options)
     for name, reason in made.skipped:
-        print(f"equipoise: skipped {name}: {reason}", file=sys.stderr)
+        warn(f"equipoise: skipped {name}: {reason}")
     if json:
         skipped = [{"name": name, "reason": reason} for name, reason in made.skipped]
         files = [str(file) for file in made.pictures]
-        print(json_module.dumps({"page": str(made.page), "figures": files, "skipped": skipped}))
+        print_json({"page": str(made.page), "figures": files, "skipped": skipped})
         return
-    print(f"report: {made.page}")
+    say(f"report: {made.page}")
     if made.pictures:
-        print(f"{len(made.pictures)} figures: {figures}")
+        say(f"{len(made.pictures)} figures: {figures}")

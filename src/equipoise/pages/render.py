@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from equipoise.core.escape import page_text
 from equipoise.engine.progress import duration
 from equipoise.pages.figure import Figure
 from equipoise.pages.text import one_decimal
@@ -32,11 +33,17 @@ def _environment(package: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_without_controls,
     )
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": True, "separators": (",", ":")}
     environment.filters |= {"one": one_decimal, "signed": partial(one_decimal, sign="+"), "code": with_code}
     environment.globals["duration"] = duration
     return environment
+
+
+def _without_controls(value: Any) -> Any:
+    """Escape control characters in whatever a template shows; what is marked as HTML was escaped before."""
+    return page_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def with_code(text: str) -> Markup:
@@ -45,7 +52,7 @@ def with_code(text: str) -> Markup:
     >>> with_code("a < b: see `equipoise undo`")
     Markup('a &lt; b: see <code>equipoise undo</code>')
     """
-    parts = [escape(part) for part in text.split("`")]
+    parts = [escape(page_text(part)) for part in text.split("`")]
     return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 

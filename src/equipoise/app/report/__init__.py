@@ -10,6 +10,7 @@ from equipoise.app.model_dir import PENDING, ModelDir
 from equipoise.core import extras
 from equipoise.core.directory import Directory
 from equipoise.core.files import write_bytes
+from equipoise.core.open_dir import check_path
 from equipoise.errors import UsageError
 
 
@@ -54,7 +55,10 @@ def report_model(
     chosen = check_formats(formats)
     page = default_page(place.path) if out is None else out
     for file in (page, figures):
-        if file is not None and _inside(file, place.path):
+        if file is None:
+            continue
+        check_path(file)
+        if _inside(file, place.path):
             raise UsageError(f"{file} is inside the model directory, which holds only the model: choose another place")
     facts = read_facts(place)
     charts = model_figures(facts)

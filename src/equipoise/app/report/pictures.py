@@ -12,7 +12,6 @@ from PIL import Image
 from equipoise.app.model import Model, is_features
 from equipoise.app.stored_features import ids_of
 from equipoise.app.stored_images import MODES, thumbnail
-from equipoise.data.decoding import DECODE_ERRORS
 from equipoise.data.images import Images
 
 LARGEST = 1024
@@ -66,15 +65,21 @@ class Pictures:
 
 
 def data_url(data: bytes, size: int) -> str | None:
-    """Decode a JPEG file and encode its pixels again, so that nothing else of it gets into the page."""
+    """Return a JPEG file as text for the page."""
+    picture = jpeg(data, size)
+    return None if picture is None else f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
+
+
+def jpeg(data: bytes, size: int) -> bytes | None:
+    """Decode a JPEG file and encode its pixels again, so that nothing else of it gets into a page."""
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
             if max(picture.size) > LARGEST:
                 return None
             picture.thumbnail((size, size))
             pixels = np.asarray(picture.convert("RGB"))
-    except DECODE_ERRORS:
+    except Exception:  # a decoder may raise anything
         return None
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=75)  # a new picture: Pillow would keep comments and profiles
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return file.getvalue()

@@ -1,0 +1,34 @@
+"""What a client may send. Each limit has an error that names it."""
+
+FILE_BYTES = 32 << 20
+"""One picture file."""
+REQUEST_BYTES = 64 << 20
+"""One request with pictures."""
+JSON_BYTES = 4 << 20
+"""One request without."""
+FILES = 32
+"""Files in one request."""
+PIXELS = 50_000_000
+"""Pixels to decode of one picture; a large JPEG is decoded at a fraction of its size."""
+PICTURES = 5000
+"""Pictures that wait to be learned."""
+TRAY = 500
+"""Pictures of unknown classes that are grouped."""
+NAME = 200
+"""Characters of a class name."""
+WAITING_JOBS = 8
+KEPT_JOBS = 50
+"""Finished jobs that can still be asked for."""
+STREAMS = 64
+"""Clients that follow events at the same time."""
+CONNECTIONS = 256
+HEADER_SECONDS = 10
+"""Time to send the headers of a request."""
+BODY_SECONDS = 120
+"""Time to send its body."""
+SEND_SECONDS = 60
+"""Time in which a client has to take a part of an answer."""
+LOCK_SECONDS = 60
+"""Time to wait for another process that is changing the model."""
+SHUTDOWN_SECONDS = 10
+"""Time for a running job when the server stops."""
