@@ -120,8 +120,9 @@ def test_round_trip() -> None:
 def test_round_trip_of_class_names_with_line_separators(tmp_path: Path) -> None:
     results = [result(classes=["a\u2028b\x85c\n", "\udcff", "γ 日本"])]
     directory = Directory(tmp_path)
-    directory.write_text("metrics.jsonl", write_lines(results))
-    assert read_results(directory.read_json_lines("metrics.jsonl"), "metrics.jsonl") == results
+    directory.write_json_text("metrics.jsonl", write_lines(results))
+    (read,) = read_results(directory.read_json_lines("metrics.jsonl"), "metrics.jsonl")
+    assert read.classes == ["a\u2028b\x85c\n", "\\udcff", "γ 日本"]  # a byte that is not UTF-8 becomes text
 
 
 def test_a_run_can_be_continued_with_any_class_name(tmp_path: Path) -> None:
@@ -367,7 +368,8 @@ def test_columns_of_compare_csv(tmp_path: Path) -> None:
     errors = [field.name for field in dataclasses.fields(ErrorCounts)]
     plain = StepResult(step=1, seen=1, new=1).to_dict()
     single = [name for name, value in plain.items() if not isinstance(value, list | dict)]
-    summary = ["average_without_first", "average_with_first", "last", "forgetting"]
+    summary = ["average_without_first", "average_with_first", "last"]
+    summary += ["average_top5_without_first", "average_top5_with_first", "last_top5", "forgetting"]
     expected = ["label", "method", "steps", "seed", *single, *errors, *(f"{name}_uncorrected" for name in errors)]
     assert list(lines[0]) == [*expected, *summary, "alpha", "beta"]
     assert [(line["method"], line["step"]) for line in lines] == [("wa", "1"), ("wa", "2"), ("bic", "1"), ("bic", "2")]
