@@ -40,7 +40,7 @@ def test_a_class_name_cannot_break_the_card(tmp_path: Path) -> None:
     (pictures / "A").rename(pictures / "a | <script>`x`")
     learn(tmp_path / "m", pictures, epochs=1)
     card = (tmp_path / "m" / "README.md").read_text()
-    assert "| a \\| &lt;script>\\`x\\` |" in card
+    assert "| a \\| &lt;script&gt;\\`x\\` |" in card
 
 
 def test_a_card_that_cannot_be_written_does_not_undo_a_step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,60 @@ def test_code_in_a_pickle_is_never_run(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(DataError, match="which CIFAR-100 does not"):
         load("cifar100", tmp_path)
     assert capsys.readouterr().out == ""
+
+
+ENCODE = b"\x80\x02c_codecs\nencode\nq\x00"
+COPY = b"h\x00h\x01X\x06\x00\x00\x00latin1\x86R"
+"""Opcodes that encode a string that was read before."""
+
+
+def hostile_pickles() -> dict[str, bytes]:
+    """Return pickles that run no code, but would take a lot of memory, or tell NumPy where objects are."""
+    whole = np.zeros((50_000, 3072), np.uint8)
+    fields = np.dtype({"names": ["a"], "formats": ["O"], "offsets": [0], "itemsize": 8})
+    return {
+        "announces objects": b"\x80\x02Nr" + (0x0FFFFFFF).to_bytes(4, "little") + b".",
+        "announces a shape": pickle.dumps(whole, 2).replace(b"K\x00\x85", b"J\xff\xff\xff\x7f\x85", 1),
+        "has objects": pickle.dumps(np.array([None] * 3), 2),
+        "has fields": pickle.dumps(np.zeros(3, fields), 2),
+        "has numbers": pickle.dumps(np.zeros(3, np.float64), 2),
+        "makes lists": b"]" * 5_000_000,
+        "makes lists in a frame": b"\x80\x04\x95" + (5_000_000).to_bytes(8, "little") + b"]" * 5_000_000,
+        "copies a string": ENCODE + b"X\x00\x00\x00\x01" + b"a" * (1 << 24) + b"q\x01" + COPY * 60 + b".",
+        "encodes": b"\x80\x02c_codecs\nencode\n(X\x04\x00\x00\x00\xe2\x82\xacaX\x03\x00\x00\x00bz2tR.",
+    }
+
+
+@pytest.mark.parametrize("kind", hostile_pickles())
+def test_a_pickle_cannot_choose_what_memory_is_used(kind: str, fakes: Path, tmp_path: Path) -> None:
+    with tarfile.open(fakes / "cifar-100-python.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    (tmp_path / "cifar-100-python" / "train").write_bytes(hostile_pickles()[kind])
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"damaged or not CIFAR-100|has no 'data'"):
+            load("cifar100", tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 600 << 20  # three times the real file
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_part_may_not_be_larger_than_the_real_one(
+    fakes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.data.sources.cifar100.MAX_PART_BYTES", 100 << 20)
+    with pytest.raises(DataError, match="a part has more than 100 MB"):
+        load("cifar100", fakes)
+
+
+def test_names_of_classes_have_a_limit(fakes: Path, tmp_path: Path) -> None:
+    with tarfile.open(fakes / "cifar-100-python.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    long = b"x" * 10_000_000
+    names = {b"fine_label_names": [long] * 100}
+    (tmp_path / "cifar-100-python" / "meta").write_bytes(pickle.dumps(names, 2))
+    with pytest.raises(DataError, match="no name of at most 100 characters"):
+        load("cifar100", tmp_path)
 
 
 @pytest.mark.parametrize(

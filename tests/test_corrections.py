@@ -112,10 +112,10 @@ def test_move_may_create_a_class(three: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda place: rename(place, "a", "b"), "there is a class 'b' already: use `equipoise merge`"),
+        (lambda place: rename(place, "a", "b"), "there is a class 'b' already: merge the two"),
         (lambda place: rename(place, "x", "y"), "unknown class 'x'"),
-        (lambda place: rename(place, "a", " \n"), "is no name for a class"),
-        (lambda place: rename(place, "a", "two\nlines"), "is no name for a class"),
+        (lambda place: rename(place, "a", " \n"), "cannot be the name of a class"),
+        (lambda place: rename(place, "a", "two\nlines"), "cannot be the name of a class"),
         (lambda place: rename(place, "a", "unknown-3"), "choose another name"),
         (lambda place: merge(place, "a", ["a"]), "at least one other class"),
         (lambda place: move(place, ["00000000"], "a"), "no image begins with '00000000'"),

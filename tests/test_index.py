@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,8 +197,15 @@ class FakeEntry:
         return True
 
 
+real_scandir = os.scandir
+
+
 @contextmanager
-def simulated(folder: Path) -> Iterator[Iterator[FakeEntry]]:
+def simulated(folder: Path | int) -> Iterator[Iterator[Any]]:
+    if isinstance(folder, int):  # of the cache
+        with real_scandir(folder) as found:
+            yield found
+        return
     yield (FakeEntry(f"{folder.name}_{number * 7919 % 100_003}.JPEG") for number in range(1281))
 
 

@@ -61,9 +61,9 @@ def test_schedules() -> None:
     steps = Schedule(epochs=10, lr=1.0, lr_schedule="milestones", milestones=(3, 6))
     assert [steps.lr_at(t) for t in (0, 2.9, 3, 5.9, 6, 9)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
     assert Schedule(lr_schedule="constant", lr=0.3).lr_at(7) == 0.3
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match=r"train\.epochs must be between 1 and"):
         Schedule(epochs=0)
-    with pytest.raises(UsageError, match="must be positive"):
+    with pytest.raises(UsageError, match=r"train\.lr must be above 0"):
         Schedule(lr=0.0)
 
 

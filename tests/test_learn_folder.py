@@ -306,7 +306,7 @@ def test_a_warning_needs_more_than_chance(
     warning = unfairness(StepResult(step=2, seen=2, new=1, total_old=total_old, total_new=total_new, errors=errors))
     assert warning is None if favoured is None else warning is not None and f"favours {favoured} classes" in warning
     if favoured == "new":
-        assert "for 78% of the held-out images, but only 50% belong to them (30 old images" in str(warning)
+        assert "for 78 % of the evaluated images, but only 50 % belong to them (30 old images" in str(warning)
 
 
 def test_dropping_classes_keeps_exemplars_and_held_out_images_together(model_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
@@ -11,11 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from equipoise.app.inspection import inspect_model
 from equipoise.app.model_dir import ModelDir
+from equipoise.app.predict import MAX_LINE, expand_paths
 from tests.conftest import Ran, interruptible
 from tests.folders import glyph_folder
 
@@ -232,4 +236,21 @@ def test_a_full_disk_is_one_sentence(two_steps: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert done.returncode == 2
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(2**50), lambda: bytes(2**60)])
+def test_too_little_memory_is_one_sentence(
+    allocate: Callable[[], Any], cli: Cli, two_steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelDir, "load", lambda *_, **__: allocate())
+    ran = cli("predict", two_steps, "photo.png")
+    assert ran.code == 2
+    assert ran.err.startswith("equipoise: there is not enough memory: use smaller images")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_path_in_the_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x" * (3 * MAX_LINE))))
+    sources = list(expand_paths(["-"]))
+    assert [len(name) for _, name in sources] == [16 + MAX_LINE, MAX_LINE, MAX_LINE - 16]

@@ -253,7 +253,7 @@ def test_undo_rescues_from_a_damaged_version(model_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("model.safetensors", b"rubbish", r"model\.safetensors is damaged"),
+        ("model.safetensors", b"rubbish", r"model\.safetensors as safetensors: it is damaged"),
         ("images.json", b"{}", r"images\.json is damaged"),
         ("config.json", None, r"cannot read .*config\.json"),
         ("config.json", b"", r"config\.json is not valid JSON .*: restore it from a copy"),

@@ -30,7 +30,7 @@ from equipoise.app.stored_features import ids_of
 from equipoise.app.suspects import Suspect, find_suspects
 from equipoise.errors import UsageError
 from tests.conftest import Ran
-from tests.pages import Open, Reader, check_charts
+from tests.pages import Open, Reader, check_charts, check_width
 
 Cli = Callable[..., Ran]
 WIDTH = 32
@@ -378,7 +378,7 @@ def test_names_are_escaped_and_a_click_lists_confusions(tmp_path: Path, open_pag
     assert page.locator("img").count() == 0
     for width in (1280, 320):
         page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        check_width(page, width)
     page.locator("[data-chart=confusion] svg .mark-rect.role-mark path").first.click()
     assert names[0] in page.locator("#predicted-as").inner_text()
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(equipoise.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-TOOLS = ("all", "test", "dev")
+TOOLS = ("all", "test", "docs", "dev")
 ON_REQUEST = ("openvino",)
 """Extras that are not part of all."""
 
@@ -145,6 +145,19 @@ def test_constraints_pin_everything_that_is_installed_for_development() -> None:
         name = canonicalize_name(requirement.name)
         assert name in pins, f"{name} is not pinned"
         assert requirement.specifier.contains(pins[name], prereleases=True), f"{name}: the pin is below pyproject's"
+
+
+def test_the_lock_file_has_the_pinned_versions_with_hashes() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    assert [name for name, version in locked.items() if name in pins and pins[name] != version] == []
+    wanted = expand([*PROJECT["dependencies"], *EXTRAS["dev"]])
+    missing = {canonicalize_name(requirement.name) for requirement in wanted} - locked.keys()
+    assert missing == set(), "run `make lock`"
+    blocks = re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:]
+    assert [block.partition(" ")[0] for block in blocks if "--hash=sha256:" not in block] == []
 
 
 def test_all_has_every_extra_of_the_user() -> None:

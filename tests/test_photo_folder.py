@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
+import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, PngImagePlugin
 
 from equipoise.app.learn import LearnListener, LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.photo_folder import FolderScan, SkippedFile, read_images, scan_folder
 from equipoise.app.predict import expand_paths, predict
+from equipoise.data.decoding import decode, short_side
+from equipoise.data.picture_files import reading
 from equipoise.errors import DataError
 from tests.folders import glyph_folder, messy_folder
 from tests.models import QUICK, learn
@@ -120,3 +127,72 @@ def test_circular_links_and_pipes_are_skipped(tmp_path: Path) -> None:
     assert learn(tmp_path / "m", pictures, epochs=1).skipped_files == 3
     predictions = list(predict(ModelDir(tmp_path / "m").load(), expand_paths([str(pictures)])))
     assert {Path(one.path).name for one in predictions if one.error} == {"pipe.jpg", "loop.jpg"}
+
+
+def test_photos_with_a_second_picture_inside_are_read_as_plain_ones() -> None:
+    """Phones store a map of the brightness behind the photo; Pillow calls such a JPEG file MPO."""
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1200, 1600, 3), np.uint8))
+    plain, double = io.BytesIO(), io.BytesIO()
+    photo.save(plain, "JPEG", quality=90)
+    photo.save(double, "MPO", quality=90, save_all=True, append_images=[photo.resize((400, 300))])
+    assert Image.open(double).format == "MPO"
+    assert np.array_equal(decode(double.getvalue(), 64, bicubic=True), decode(plain.getvalue(), 64, bicubic=True))
+
+
+def test_other_formats_are_not_decoded() -> None:
+    """Pillow would start another program for some of them."""
+    file = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(file, "EPS")
+    with pytest.raises(DataError, match="it is none of JPEG"):
+        decode(file.getvalue(), 16)
+
+
+def test_a_picture_with_too_many_pixels_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.data.picture_files.MAX_PIXELS", 9_999)
+    for kind in ("PNG", "TIFF"):
+        file = io.BytesIO()
+        Image.new("RGB", (100, 100)).save(file, kind)
+        for bicubic in (True, False):
+            with pytest.raises(DataError, match="million pixels"):
+                decode(file.getvalue(), 16, bicubic=bicubic)
+
+
+def test_large_files_are_decoded_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may take twice its size, and there are as many threads as processors."""
+    monkeypatch.setattr("equipoise.data.picture_files.LARGE_FILE_BYTES", 100)
+    (tmp_path / "large").write_bytes(bytes(101))
+    (tmp_path / "small").write_bytes(bytes(100))
+    order: list[str] = []
+
+    def read(name: str) -> None:
+        with reading(str(tmp_path / name)):
+            order.append(name)
+
+    with reading(str(tmp_path / "large")):
+        threads = [Thread(target=read, args=(name,)) for name in ("large", "small")]
+        for thread in threads:
+            thread.start()
+        threads[1].join(10)
+        time.sleep(0.1)
+        order.append("first")
+    threads[0].join(10)
+    assert order == ["small", "first", "large"]
+
+
+def test_files_that_are_no_pictures_are_named_as_such() -> None:
+    with pytest.raises(DataError, match=r"it is none of JPEG, PNG, WEBP, BMP, GIF, TIFF\): fix or remove it"):
+        decode(b"no picture", 8)
+
+
+def test_a_decoder_may_raise_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    Image.new("RGB", (9, 9)).save(file)
+
+    def explode(*_: Any) -> None:
+        raise RuntimeError("a bug in a decoder")
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", explode)
+    with pytest.raises(DataError, match="a bug in a decoder"):
+        decode(str(file), 8)
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "_open", explode)
+    assert short_side([str(file)]) == 0

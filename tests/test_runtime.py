@@ -23,7 +23,6 @@ from equipoise.learn.runtime import Runtime, keep_freed_memory
 from equipoise.methods.registry import make
 from equipoise.study import process_group
 from equipoise.study.launch.remote import RemoteJob, execute_job
-from equipoise.study.process_group import run_in_group
 from tests.conftest import Quick, Ran
 
 
@@ -81,7 +80,8 @@ def test_only_backbones_compute_in_bfloat16() -> None:
     torch.testing.assert_close(features, exact, rtol=0.05, atol=0.02)
 
 
-GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have other allocators")
+HAS_GLIBC = platform.libc_ver()[0] == "glibc"
+GLIBC = pytest.mark.skipif(not HAS_GLIBC, reason="other C libraries have other allocators")
 
 
 def new_pages() -> int:
@@ -96,6 +96,7 @@ def new_pages() -> int:
 
 
 def check_freed_memory_is_reused() -> None:
+    """Called in the processes of a group, in tests/test_processes.py."""
     assert new_pages() < 100
 
 
@@ -106,13 +107,6 @@ def test_freed_memory_is_reused() -> None:
     code = f"{imports}{inspect.getsource(new_pages)}\nkeep_freed_memory()\nprint(new_pages())"
     for _ in range(3):
         assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) < 100
-
-
-@GLIBC
-@pytest.mark.slow
-def test_processes_of_a_group_reuse_freed_memory() -> None:
-    pytest.importorskip("lightning_fabric")
-    run_in_group(check_freed_memory_is_reused)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import torch
 from equipoise import IncrementalClassifier
 from equipoise.app.model_dir import ModelDir
 from equipoise.core.tensors import parse
-from equipoise.engine.metrics import calibration_error
 from equipoise.errors import UsageError
 from equipoise.learn.unknown import (
     POINTS,
@@ -89,14 +88,6 @@ def test_the_threshold_is_a_quantile_of_known_images() -> None:
     order = torch.tensor([2, 0, 3, 1])
     again = Familiarity.of(known.reordered(order).tensors())
     torch.testing.assert_close(again.scores(x, logits[:, order]), known.scores(x, logits))
-
-
-def test_calibration_error_of_bins_with_equal_numbers() -> None:
-    confidence = torch.tensor([0.1, 0.2, 0.8, 0.9])
-    correct = torch.tensor([False, True, True, True])
-    # two bins: |0.15 − 0.5| and |0.85 − 1|, each with half of the images
-    assert calibration_error(confidence, correct, bins=2) == pytest.approx(100 * (0.35 + 0.15) / 2)
-    assert calibration_error(confidence[:0], correct[:0]) is None
 
 
 # ---- models

@@ -32,7 +32,12 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LOWEST_PYTHON = "3.11"
 
 IN_SDIST = ("LICENSE", "NOTICE", "CITATION.cff", "constraints.txt", "tests/conftest.py", "tests/test_packaging.py")
-IN_WHEEL = ("equipoise/py.typed", "equipoise/recipes/glyphs.toml", "equipoise/pages/vendor/vega.min.js")
+IN_WHEEL = (
+    "equipoise/py.typed",
+    "equipoise/recipes/glyphs.toml",
+    "equipoise/pages/vendor/vega.min.js",
+    "equipoise/serve/page/main.js",
+)
 
 IMPORTS = "import equipoise, equipoise.methods, equipoise.testing; [getattr(equipoise, n) for n in equipoise.__all__]"
 PHOTOS = """
@@ -54,6 +59,7 @@ WORKING = (  # without any extra; in this order, because later commands use what
 )
 MISSING = (  # command, package, extra: the command fails with the one sentence that names both
     ("report run", "altair", "report"),
+    ("serve model", "fastapi", "serve"),
     ("run digits --epochs 1 --out tracked --track wandb", "wandb", "track"),
     ("run digits --epochs 1 --out tracked --track mlflow", "mlflow-skinny", "track"),
     ("run digits --epochs 1 --out tracked --track tensorboard", "tensorboardX", "track"),
