@@ -136,20 +136,18 @@ def test_ctrl_c_leaves_no_process_of_our_own_cluster_behind(tmp_path: Path, ray_
     recipe = tmp_path / "diverging.toml"
     recipe.write_text(DIVERGING)
     out = tmp_path / "out"
-    settings = ("--seeds", "0", "--steps", "5,5", "--epochs", "15", "--recipe", recipe)
+    settings = ("--seeds", "0", "--steps", "5,5", "--epochs", "60", "--recipe", recipe)
     driver = start("compare", "digits", *LONG[:2], *settings, "--launcher", "ray", "--out", out, **ray_environment)
     wait_for(lambda: (out / "compare.json").exists() and list((out / "wa").rglob("stages.json")), driver)
     ours = descendants(driver.pid)
     assert locked_runs(ours)
     driver.send_signal(signal.SIGINT)
     _, errors = driver.communicate(timeout=120)
-    if driver.returncode == -signal.SIGABRT and "You have likely discovered a bug in Ray" in errors:
-        pytest.xfail("Ray itself aborted while its tasks were cancelled")
     assert driver.returncode == 130, errors
     assert errors.count("ce, seed 0 failed: ") == 1
     assert "every finished epoch is saved, run the same command to continue" in errors
     wait_for(lambda: all_ended(ours))
-    overrides = {"train": {"epochs": 15}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
+    overrides = {"train": {"epochs": 60}, "stream": {"steps": "5,5"}, "runtime": {"threads": 1}}
     table = compare(cells(seeds="0", recipe=str(recipe), overrides=overrides), out)  # any launcher can continue it
     assert [entry["label"] for entry in table["entries"]] == ["wa"]
     assert [(run["label"], "loss" in run["error"]) for run in table["failed"]] == [("ce", True)]
