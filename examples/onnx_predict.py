@@ -4,11 +4,14 @@ python onnx_predict.py model.onnx photo.jpg …
 """
 
 import json
+import os
 import sys
 
 import numpy as np
-import onnxruntime
 from PIL import Image, ImageOps
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # otherwise ONNX Runtime contacts its makers
+import onnxruntime
 
 
 def read(path: str, size: int) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""Import optional packages, or say in one sentence what is wrong and what to do."""
+"""Import optional packages, or raise an error that says what is wrong and what to do."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -19,7 +20,14 @@ PROJECTS = {
     "python_multipart": "python-multipart",
     "vl_convert": "vl-convert-python",
 }
-"""What ``pip`` calls a package, where that is not the name to import."""
+"""Names for ``pip`` of packages that are imported under another name."""
+NO_TELEMETRY = {
+    "huggingface_hub": ("HF_HUB_DISABLE_TELEMETRY", "1"),
+    "mlflow": ("MLFLOW_DISABLE_TELEMETRY", "true"),
+    "onnxruntime": ("ORT_DISABLE_TELEMETRY", "1"),  # otherwise it contacts its makers as soon as it is imported
+    "timm": ("HF_HUB_DISABLE_TELEMETRY", "1"),
+}
+"""Environment variables that keep a package from sending usage data."""
 
 
 def require(package: str, extra: str, feature: str) -> ModuleType:
@@ -41,6 +49,8 @@ def require(package: str, extra: str, feature: str) -> ModuleType:
     """
     name = package.partition(".")[0]
     check_installed(name, extra, feature)
+    if name in NO_TELEMETRY:
+        os.environ.setdefault(*NO_TELEMETRY[name])
     try:
         return importlib.import_module(package)
     except Exception as error:  # a broken installation fails in any way: RuntimeError, OSError, AttributeError, …
