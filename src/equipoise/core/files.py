@@ -1,4 +1,4 @@
-"""Atomic files at paths that the user named: a temporary file, fsync, rename. ``Directory`` is for our own directories.
+"""Write files atomically at paths given by the user: temporary file, fsync, rename. For our directories: ``Directory``.
 
 Nothing here loads pickles.
 """
@@ -30,16 +30,16 @@ def digest(data: bytes) -> bytes:
 
 
 def read_file(path: Path, limit: int, what: str) -> bytes:
-    """Read a regular file of at most ``limit`` bytes that the user named; anything else could block, or never end.
+    """Read a regular file of at most ``limit`` bytes at a path given by the user; others could block, or never end.
 
     Parameters
     ----------
     path
         The file, or a link to it.
     limit
-        Bytes, at most.
+        Maximum number of bytes.
     what
-        What it is, for errors.
+        Description of the file for errors.
     """
     check_path(path)
     try:
@@ -54,9 +54,9 @@ def read_file(path: Path, limit: int, what: str) -> bytes:
     except OSError as error:
         raise UsageError(f"cannot read {what} {path} ({error.strerror}): check its permissions") from error
     if not regular:
-        raise UsageError(f"{what} {path} is not a regular file: name another one")
+        raise UsageError(f"{what} {path} is not a regular file: choose another one")
     if max(size, len(data)) > limit:
-        raise UsageError(f"{what} {path} has more than {limit:,} bytes, the limit for it: name another one")
+        raise UsageError(f"{what} {path} has more than {limit:,} bytes, the limit for it: choose another one")
     return data
 
 
@@ -65,6 +65,8 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     check_path(path)
     if not path.name or path.is_dir():
         raise RunError(f"cannot write {path} (it is a directory): choose another name")
+    if path.exists() and not path.is_file():
+        raise RunError(f"cannot write {path} (it is a device or pipe, not a file): choose another name")
     try:
         with open_root(path.parent) as parent, parent.temporary(f".equipoise-{os.getpid()}-") as temporary:
             _remove_left_behind(parent)

@@ -22,10 +22,12 @@ Message = dict[str, Any]
 class WorkerDiedError(RunError):
     """The worker process ended before it had answered."""
 
-    def __init__(self, reason: str, told: Message) -> None:
+    def __init__(self, reason: str, told: Message, begun: bool) -> None:
         super().__init__(reason)
         self.told = told
         """What is known of the commit, see ``Worker.run``."""
+        self.begun = begun
+        """Whether it had begun the task."""
 
 
 class Worker:
@@ -33,7 +35,7 @@ class Worker:
 
     def __init__(self, model: Path, folder: Path, inherited: Sequence[int] = ()) -> None:
         # the model's path is absolute, so that it can be told from words in a message
-        self.command = [sys.executable, "-m", "equipoise.serve.worker", str(model.absolute()), str(folder)]
+        self.command = [sys.executable, "-P", "-m", "equipoise.serve.worker", str(model.absolute()), str(folder)]
         self.options: dict[str, Any] = {"pass_fds": tuple(inherited), "start_new_session": True} if POSIX else {}
         self.process: asyncio.subprocess.Process | None = None
         self._killed = False
@@ -65,8 +67,10 @@ class Worker:
             process.stdin.write(json.dumps(task).encode() + b"\n")
             await process.stdin.drain()
         told: Message = {}
+        begun = False
         while line := await process.stdout.readline():
             message: Message = json.loads(line)
+            begun |= "begun" in message
             if "committing" in message:
                 told = message
             if "progress" in message or "problems" in message:
@@ -74,7 +78,7 @@ class Worker:
             elif "done" in message or "failed" in message:
                 return message | told
         code = await process.wait()
-        raise WorkerDiedError(f"killed by signal {-code}" if code < 0 else f"exit code {code}", told)
+        raise WorkerDiedError(f"killed by signal {-code}" if code < 0 else f"exit code {code}", told, begun)
 
     def kill(self) -> None:
         """End the process at once; the model is either before or after the change."""

@@ -1,7 +1,7 @@
 """One run in several processes, on one machine or many: started here, by torchrun or by SLURM's srun.
 
-Lightning Fabric finds out who started the process, which device it has and how to reach the others. What is shared, and
-how, is up to ``core/distributed.py`` and the training loop.
+Lightning Fabric detects how the process was started, which device it has and how to reach the others. Communication
+itself is up to ``core/distributed.py`` and the training loop.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from equipoise.core import distributed
 from equipoise.core.directory import Directory
 from equipoise.core.extras import require
 from equipoise.core.launch_env import LaunchEnv, errors_once, launch_env
+from equipoise.core.safe_path import use_safe_path
 from equipoise.data.dataset import Dataset
 from equipoise.engine.results import read_results
 from equipoise.engine.settings import Settings
@@ -90,7 +91,7 @@ def launch(task: RunTask) -> RunResult:
     try:
         result = _take_part(fabric, task)
     except BaseException as error:
-        # others may still be in a collective operation, and closing the connections properly could take for ever
+        # others may still be in a collective operation, and closing the connections properly could take forever
         atexit.register(_leave, 130 if isinstance(error, KeyboardInterrupt) else 2)
         raise
     dist.destroy_process_group()
@@ -118,6 +119,7 @@ def _call(fabric: Fabric, function: Callable[[], object]) -> None:
 
 def _spawn(fabric: Fabric, function: Callable[[Fabric], object], nodes: int = 1) -> None:
     """Start the processes and wait for them; an error in any of them becomes one readable error."""
+    use_safe_path()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns if a stage trains the whole network
     if nodes == 1 and sys.platform in LOOPBACK:  # or gloo looks up this machine's name, and listens to all others
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
@@ -170,7 +172,7 @@ def process_layout(runtime: Runtime) -> LaunchEnv:
 
 
 def _fabric(runtime: Runtime, layout: LaunchEnv, folder: Path | None = None) -> Fabric:
-    """Return what starts and connects the processes; those of one machine meet in ``folder``."""
+    """Return the Fabric that starts and connects the processes; those of one machine connect through ``folder``."""
     require("lightning_fabric", "distributed", "training in several processes")
     from lightning_fabric import Fabric
     from lightning_fabric.plugins import environments
@@ -218,7 +220,7 @@ def _child(fabric: Fabric, function: Callable[[Fabric], object], messages: Messa
 
 
 def _report(error: BaseException, messages: Messages) -> None:
-    """Send an error to the parent process, unless it is reported already."""
+    """Send an error to the parent process, unless it has been reported."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process exits now; no traceback
     if isinstance(error, OSError):
         error = RunError(describe_os_error(error))
@@ -229,7 +231,7 @@ def _report(error: BaseException, messages: Messages) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit at once: closing the connections properly could take for ever while others wait."""
+    """Exit at once: closing the connections properly could take forever while others wait."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from threading import Thread
 
+from equipoise.core.safe_path import use_safe_path
 from equipoise.study.launch.remote import Remote, RemoteJob, execute_job
 
 POLL = 0.5
@@ -27,6 +28,7 @@ class Processes(Remote):
         self._fill()
 
     def _fill(self) -> None:
+        use_safe_path()
         context = multiprocessing.get_context("spawn")  # a forked process would share torch's threads and hang
         while self._queue and len(self._running) < self._at_once:
             index = self._next()
@@ -37,7 +39,7 @@ class Processes(Remote):
             self._running[index] = process, ours
 
     def _next(self) -> int:
-        """Return a job that has nothing to share with those that run, if there is one: what is shared must be done."""
+        """Return a job that shares nothing with running ones, if there is one: only finished training can be shared."""
         busy = {self._jobs[index].trained for index in self._running}
         apart = (index for index, job in self._queue.items() if job.trained is None or job.trained not in busy)
         return next(apart, next(iter(self._queue)))
