@@ -281,7 +281,7 @@ def test_pictures_can_be_looked_at_and_deleted(taught: Server) -> None:
 
 def test_steps_and_figures(taught: Server) -> None:
     assert taught.get("/api/steps") == json.loads((taught.model / "steps.json").read_text())
-    assert "Small pictures of the images are stored, too." in (taught.model / "README.md").read_text()
+    assert "Thumbnails of the images are stored as well." in (taught.model / "README.md").read_text()
     assert taught.get("/api/health") == {"status": "ok", "model": True}
     text = taught.client.get("/metrics").text
     assert "equipoise_classes 3.0" in text
@@ -301,7 +301,7 @@ def test_too_many_jobs_are_refused(taught: Server) -> None:
     states = [taught.events(job)[-1]["state"] for job in started]
     assert states == ["cancelled"] * 10
     again = taught.client.delete(f"/api/jobs/{started[0]}")
-    assert (again.status_code, again.json()["detail"]) == (409, "the job is finished already")  # nothing to undo
+    assert (again.status_code, again.json()["detail"]) == (409, "the job has already finished")  # nothing to undo
     done = taught.finish(kind="rename", name=KINDS[0], to=KINDS[0].upper())["id"]
     assert "use undo" in taught.client.delete(f"/api/jobs/{done}").json()["detail"]
     taught.do(kind="undo")

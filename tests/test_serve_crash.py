@@ -169,6 +169,26 @@ def test_a_worker_that_is_killed_leaves_a_whole_version(place: Place, moment: st
     place.check_old()
 
 
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_job_that_had_not_begun_is_sent_once_more(place: Place, kills: int) -> None:
+    server, worker = place.server, place.server.worker()
+    os.kill(worker, signal.SIGSTOP)  # it cannot read the task
+    job = server.start(kind="rename", name=KINDS[0], to="home")
+    wait_until(lambda: server.get(f"/api/jobs/{job}")["state"] == "running")
+    os.kill(worker, signal.SIGKILL)
+    if kills == 2:
+        wait_until(lambda: server.worker() != worker)
+        os.kill(server.worker(), signal.SIGKILL)  # it is still starting
+    ended = server.events(job)[-1]
+    if kills == 1:
+        assert ended["state"] == "done"
+        assert names(server) == {"home", KINDS[1]}
+        server.do(kind="undo")
+    else:
+        assert "killed by signal 9" in ended["error"]
+    place.check_old()
+
+
 @pytest.mark.parametrize(("moment", "changed"), [("committing", False), ("committed", True)])
 def test_a_server_that_is_killed_with_its_worker_loses_nothing(place: Place, moment: str, changed: bool) -> None:
     task, worker, folder = place.task(), place.server.worker(), place.server.folder()

@@ -196,7 +196,7 @@ LENGTHS = {
     "two": (("POST /api/jobs", "Content-Length: 2", "Content-Length: 3"), b"{}", 400, "not valid HTTP"),
     "length and chunks": (("POST /api/jobs", "Content-Length: 4", CHUNKED), b"0\r\n\r\n", 400, "two lengths"),
     "unknown encoding": (("POST /api/jobs", "Transfer-Encoding: gzip"), b"", 400, "not valid HTTP"),
-    "body of a GET request": (("GET /api/events", "Content-Length: 5"), b"", 400, "GET request has no body"),
+    "body of a GET request": (("GET /api/events", "Content-Length: 5"), b"", 400, "GET request must not have a body"),
     "not HTTP": (("\x16\x03\x01\x02\x00\x01",), b"", 400, "not valid HTTP"),
 }
 

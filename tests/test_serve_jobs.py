@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,13 +21,14 @@ import pytest
 from equipoise.app.model_dir import ModelDir
 from equipoise.serve import worker_process
 from equipoise.serve.demo import KINDS
-from tests.hostile_clients import log_of
+from tests.hostile_clients import FORM, connected, log_of, request
 from tests.serving import Server, demo_files, serving, wait_until
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from equipoise.serve.current import CurrentModel
 from equipoise.serve.events import Events
 from equipoise.serve.jobs import Jobs
+from equipoise.serve.limits import SHUTDOWN_SECONDS
 from equipoise.serve.pictures import Pictures
 from equipoise.serve.schema import Job, Learn, Rename, Undo
 from equipoise.serve.worker_process import Worker
@@ -100,7 +102,7 @@ def test_a_model_that_is_called_like_a_class(tmp_path: Path, monkeypatch: pytest
         classes = {name: server.upload(demo_files(kind, range(2))) for kind, name in enumerate(("pets", "cars"))}
         server.do(kind="learn", classes=classes)
         refused = server.finish(kind="rename", name="cars", to="pets")
-        assert refused["error"] == "there is a class 'pets' already: merge the two instead"
+        assert refused["error"] == "there is already a class 'pets': merge the two instead"
         for file in ("config.json", "versions"):
             shutil.move(tmp_path / "pets" / file, tmp_path / file)
         (tmp_path / "pets" / "config.json").write_text("{}")
@@ -189,7 +191,7 @@ def test_a_cancelled_export_leaves_no_file(
         server.learn([0, 1], range(2))
         job = server.start(kind="export", format=format)
         wait_until(lambda: "stopped" in log_of(server), 60)
-        (folder,) = temporary.glob("equipoise-serve-*")
+        (folder,) = temporary.iterdir()  # nothing of torch's beside it
         assert [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 10**6]
         assert server.client.delete(f"/api/jobs/{job}").status_code == 200
         assert server.events(job)[-1]["state"] == "cancelled"
@@ -322,6 +324,16 @@ def test_nohup_keeps_the_server_alive(on_hangup: Callable[[str], None], tmp_path
         assert server.stop(signal.SIGTERM) == 0
 
 
+def test_an_upload_that_does_not_end_does_not_delay_the_end(tmp_path: Path) -> None:
+    with serving(tmp_path / "model") as server, connected(server) as client:
+        client.sendall(request("POST /api/pictures", f"Content-Type: {FORM}", "Content-Length: 1000", body=b"--"))
+        server.get("/api/health")  # the server has read both
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < SHUTDOWN_SECONDS / 2
+        assert log_of(server) == ""
+
+
 # ---- Windows
 
 PLAY_WINDOWS = """
@@ -338,8 +350,8 @@ del os.nice
 name, os.name = os.name, "nt"
 import equipoise.serve.worker_process
 os.name = name  # pathlib asks for it
-sys.executable, module = sys.argv[1], sys.argv[3]
-del sys.argv[1:4]
+sys.executable, module = sys.argv[1], sys.argv[4]
+del sys.argv[1:5]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 

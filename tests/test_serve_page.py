@@ -66,7 +66,7 @@ def test_three_classes_are_taught_and_a_fourth_is_named(fresh: Server, visit: Vi
         name_card(page, kind, KINDS[kind])
         add_pictures(page, kind, files(kind, range(6)))
     learn(page)
-    assert "accuracy" in page.inner_text("#result")
+    assert f"accuracy {page.inner_text('#accuracy .value')} on" in page.inner_text("#result")
     until(page, lambda: sorted(class_names(page)) == sorted(KINDS[:3]))
     for kind in range(3):
         assert try_pictures(page, files(kind, [9])).get_attribute("data-answer") == KINDS[kind]
@@ -82,7 +82,9 @@ def test_three_classes_are_taught_and_a_fourth_is_named(fresh: Server, visit: Vi
         if page.locator(".tray-group").count() == 0:
             break
     page.wait_for_selector(f'#class-list [data-class="{KINDS[3]}"]')
+    assert "learned" in page.inner_text("#tray-result").lower()
     assert try_pictures(page, files(3, [12])).get_attribute("data-answer") == KINDS[3]
+    assert page.is_hidden("#tray")  # there is nothing below its heading
 
     answer = try_pictures(page, files(4, [3]))
     correct(answer, "something else")
@@ -94,7 +96,7 @@ def test_three_classes_are_taught_and_a_fourth_is_named(fresh: Server, visit: Vi
     page.wait_for_selector("#history .entry")
     steps = page.locator("#history .entry").count()
     page.click("#undo")
-    assert "This takes back “learned something else" in page.inner_text("#confirm")
+    assert "This reverts “learned something else" in page.inner_text("#confirm")
     confirm(page)
     until_count(page, "#history .entry", steps - 1)
     until(page, lambda: page.evaluate("document.activeElement.closest('#history') !== null"))
@@ -248,6 +250,25 @@ def test_hostile_names_are_text_and_other_windows_follow(taught: Server, visit: 
     taught.do(kind="undo")
 
 
+def test_names_of_classes_break_only_where_they_must(taught: Server, visit: Visit) -> None:
+    count_lines = """node => {
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        return range.getClientRects().length;
+    }"""
+    page = visit(taught, 390)
+    page.wait_for_selector("#class-list [data-class]")
+    answer = try_pictures(page, files(1, [9]))
+    for name, width, lines in (("chrysanthemum", 390, {1}), ("x" * 100, 320, set(range(2, 20)))):
+        page.set_viewport_size({"width": width, "height": 900})
+        taught.do(kind="rename", name=taught.get("/api/classes")[1]["name"], to=name)
+        until(page, lambda: answer.get_attribute("data-answer") == name)  # noqa: B023 - used at once
+        assert answer.locator(".bar-name").first.evaluate(count_lines) in lines
+        check_width(page, width)
+    for _ in range(2):
+        taught.do(kind="undo")
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(320, "light"), (390, "dark"), (1280, "dark"), (1920, "light")])
 def test_the_demo_fits_every_screen(demo: Server, visit: Visit, width: int, scheme: str) -> None:
     page = visit(demo, width, scheme)
@@ -307,7 +328,7 @@ def test_a_damaged_model_is_not_taught(tmp_path: Path, visit: Visit) -> None:
         page.wait_for_selector("#teach")
         assert sorted(class_names(page)) == sorted(KINDS[:2])
         (place / "config.json").write_bytes(config[:40])
-        until_text(page, "#messages", "answers come from the one before")
+        until_text(page, "#messages", "answers come from the previous one")
         assert page.is_visible("#teach")
         visit.close()
 
@@ -324,7 +345,7 @@ def test_classes_without_thumbnails_show_a_letter(tmp_path: Path, visit: Visit) 
         row = page.locator(f'#class-list [data-class="{KINDS[0]}"]')
         row.wait_for()
         assert row.locator(".mosaic[aria-hidden=true]").inner_text() == KINDS[0][0].upper()
-        assert "add more pictures" in row.locator(".advice").inner_text()
+        assert "Add more pictures: " in row.locator(".advice").inner_text()
         row.click()
         until_text(page, "#class-dialog", "This model keeps no pictures")
         visit.close()

@@ -201,7 +201,7 @@ def test_failures_are_read_out(taught: Server, visit: Visit) -> None:
     said.wait_for()
     assert said.get_attribute("aria-busy") == "false"
     send_tries(page, [letter, file(1, 9)])
-    until_text(page, "#try-status", "letter.jpg: this is not a picture")
+    until_text(page, "#try-status", "letter.jpg: This is not a picture")
     assert f"{KINDS[1]} 9.jpg: {KINDS[1]}, " in page.inner_text("#try-status")
     send_tries(page, [letter, *files(1, range(9, 13))])
     until_text(page, "#try-status", "4 answers, 1 picture without an answer")

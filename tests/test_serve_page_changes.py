@@ -51,7 +51,7 @@ def test_a_class_is_renamed_moved_merged_and_forgotten(taught: Server, visit: Vi
     check_accessible(page)
     dialog.get_by_label("New name").fill(KINDS[4])
     dialog.get_by_role("button", name="Rename").click()
-    dialog.get_by_text("That is already its name.").wait_for()
+    dialog.get_by_text("The class already has this name.").wait_for()
     dialog.get_by_label("New name").fill("home")
     dialog.get_by_role("button", name="Rename").click()
     page.wait_for_selector('#class-list [data-class="home"]')
@@ -117,7 +117,7 @@ def test_the_model_can_be_downloaded(taught: Server, visit: Visit, tmp_path: Pat
     download.value.save_as(tmp_path / "model.zip")
     with zipfile.ZipFile(tmp_path / "model.zip") as packed:
         assert "my-model/config.json" in packed.namelist()
-    until_text(page, "#download", "Packed the model directory.")
+    until_text(page, "#download", "Packed the whole model.")
 
 
 def test_one_can_start_again(visit: Visit, tmp_path: Path) -> None:

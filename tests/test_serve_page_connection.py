@@ -100,7 +100,7 @@ def test_the_page_asks_for_the_token_and_survives_a_restart(visit: Visit, tmp_pa
         page.wait_for_timeout(200)
         assert asked == []
         give_token(page, "a wrong guess")
-        until_text(page, "#token-dialog [role=alert]", "the token is wrong")
+        until_text(page, "#token-dialog [role=alert]", "The token is wrong: ")
         give_token(page, TOKENS[0])
         page.wait_for_selector("#cards .card")
         visit.forgive("status of 401")

@@ -137,7 +137,7 @@ def test_pictures_that_were_left_out_say_why(taught: Server, visit: Visit) -> No
     name_card(page, 0, KINDS[3])
     add_pictures(page, 0, [*files(3, range(3)), file(3, 0)])
     learn(page)
-    until_text(page, "#left-out", "Left out: another picture is the same")
+    until_text(page, "#left-out", "Skipped: another picture is the same")
     assert page.evaluate("document.querySelector('#left-out img').naturalWidth > 0")
     taught.do(kind="undo")
 

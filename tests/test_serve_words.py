@@ -104,7 +104,7 @@ def test_steps_that_cannot_be_taken_back(kept: Path) -> None:
 
 
 def test_names(kept: Path) -> None:
-    assert failed(kept, kind="rename", name=FIRST, to=SECOND).endswith("already: merge the two instead")
+    assert failed(kept, kind="rename", name=FIRST, to=SECOND).endswith("merge the two instead")
     assert failed(kept, kind="rename", name=FIRST, to="unknown-1") == (
         "'unknown-1' cannot be the name of a class: choose another name"
     )
@@ -140,22 +140,22 @@ def test_pictures_of_known_classes(model: Path) -> None:
         {"kind": "move", "images": ["0" * 32], "to": FIRST},
     ):
         assert failed(model, **task) == (
-            f"class '{FIRST}' cannot get more pictures, because this model keeps none of its pictures: "
-            "only a new model can learn more of a known class"
+            f"cannot add pictures to class '{FIRST}', because this model keeps no pictures: "
+            "only a new model can learn more of it"
         )
 
 
 def test_pictures_that_are_gone_or_there_already(kept: Path) -> None:
     ids = {str(name): ids_of(parts[0]) for name, parts in ModelDir(kept).load(images=True).images_by_class().items()}
-    gone = "these pictures are not in the model any more: open the class again"
+    gone = "these pictures are no longer in the model: open the class again"
     assert failed(kept, kind="move", images=["0" * 32], to=FIRST) == gone
-    assert failed(kept, kind="move", images=ids[FIRST], to=FIRST) == f"these pictures are in class '{FIRST}' already"
+    assert failed(kept, kind="move", images=ids[FIRST], to=FIRST) == f"these pictures are already in class '{FIRST}'"
     assert "would have no pictures left: merge it" in failed(kept, kind="move", images=ids[FIRST], to=SECOND)
     uploads = kept.parent / "uploads"
     (uploads / "broken.png").write_bytes(b"broken")
     for file in ("broken.png", "gone.png"):
         assert failed(kept, kind="correct", picture="", file=str(uploads / file), to=FIRST) == (
-            "the picture cannot be read any more: upload it again"
+            "the picture can no longer be read: upload it again"
         )
         none = failed(kept, kind="learn", classes={"new": [str(uploads / file)]}, extend=True)
         assert none.startswith("none of these pictures can be used (")
@@ -166,7 +166,7 @@ def test_copies_without_pictures(kept: Path) -> None:
     ModelDir(kept).copy_to(copy, memory=False)
     files = photos(kept.parent / "uploads", 2, range(2))
     assert failed(copy, kind="learn", classes={"new": files}, extend=True) == (
-        f"this model is a copy without its pictures, and would forget '{FIRST}': learn with the original"
+        f"this model is a copy without its pictures and would forget '{FIRST}': use the original model"
     )
 
 
@@ -180,7 +180,7 @@ def test_other_programs(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_packages_that_are_not_installed(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    assert "the package onnx, which is not installed here: download the model directory, or ask" in failed(
+    assert "the package onnx, which is not installed here: download the whole model, or ask" in failed(
         kept, kind="export", format="onnx"
     )
     for file in kept.rglob("config.json"):
@@ -250,8 +250,8 @@ def test_images_are_called_pictures(text: str, said: str) -> None:
             "old image: 3 pictures, sometimes predicted as cat; more pictures of old image would help most (…)",
         ),
         (
-            "the features of lite0 do not separate these classes well; with so many images, a new model with "
-            "--method wa, which trains the network too, may do better (it takes many minutes)",
+            "the features of lite0 do not separate these classes well; with this many images, a new model with "
+            "--method wa, which also trains the network, may do better (it takes many minutes)",
             "the features of lite0 do not separate these classes well: "
             "pictures that show the difference better may help",
         ),

@@ -1,5 +1,5 @@
-"""A page where a model learns, and an API: `equipoise serve`.
+"""A page to teach and try a model, and an API: `equipoise serve`.
 
-A process of its own does the work that changes a model (``worker``), so that predictions go on meanwhile. The server
-answers from one version at a time (``snapshot``) and replaces it whole (``current``).
+A separate process makes all changes to the model (``worker``), so that predictions continue meanwhile. The server
+answers from one version at a time (``snapshot``) and replaces it as a whole (``current``).
 """

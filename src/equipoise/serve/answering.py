@@ -35,7 +35,7 @@ def predict_files(
 
 
 def predict_kept(service: Service, snapshot: Snapshot, names: Sequence[str], top: int, accept: float) -> schema.Answers:
-    """Predict pictures that were kept; those that cannot be predicted any more have an error."""
+    """Predict pictures that were kept; those that can no longer be predicted have an error."""
     found = [_read(service, snapshot, name) for name in names]
     pixels = [one[1] for one in found if not isinstance(one, str)]
     predictions = iter(snapshot.predict(pixels, top, accept))
@@ -65,7 +65,7 @@ def _answer(service: Service, snapshot: Snapshot, prediction: Prediction, kept: 
 
 
 def group_unknown(service: Service, snapshot: Snapshot) -> schema.TrayContent:
-    """Return what is in the tray."""
+    """Return the tray's pictures in groups."""
     groups = [
         schema.TrayGroup(
             pictures=[schema.TrayPicture(id=p.id, nearest=p.nearest, probability=p.probability) for p in group]

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from equipoise.core.open_dir import printable
 from equipoise.errors import EquipoiseError
 from equipoise.serve import job_routes, routes, schema
-from equipoise.serve.guard import Guard
+from equipoise.serve.guard import Guard, address_of
 from equipoise.serve.pictures import FullError, NotFoundError
 from equipoise.serve.service import Service
 from equipoise.serve.words import for_the_page, without_paths
@@ -69,10 +69,10 @@ def guarded(app: FastAPI, guard: Any) -> ASGIApp:
     @app.post("/api/session", status_code=204, responses={"4XX": {"model": schema.Error}})
     async def session(body: schema.Session, request: Request) -> Response:
         """Exchange the token for a cookie, so that the page can use the API."""
-        await protected.check_token(body.token)
+        protected.check_token(body.token, address_of(request.scope))
         response = Response(status_code=204)
         secure = request.headers.get("origin", "").startswith("https:")
-        response.set_cookie(protected.cookie, protected.session(), httponly=True, samesite="strict", secure=secure)
+        response.set_cookie(protected.cookie, protected.session, httponly=True, samesite="strict", secure=secure)
         return response
 
     return protected

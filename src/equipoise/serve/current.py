@@ -1,4 +1,4 @@
-"""The version that answers now. The directory may change at any time, by a job or by the command line."""
+"""The version that answers requests. The directory may change at any time, by a job or by the command line."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from equipoise.serve.words import for_the_page, without_paths
 
 
 class CurrentModel:
-    """Follows a model directory; ``snapshot`` is replaced whole."""
+    """Follows a model directory; ``snapshot`` is replaced as a whole."""
 
     def __init__(self, place: ModelDir) -> None:
         self.place = place
         self.snapshot: Snapshot | None = None
         self.problem: str | None = None
-        """Why the version on disk cannot be used; answers then come from the one before."""
+        """Why the version on disk cannot be used; answers then come from the previous one."""
         self._seen: int | None = None
         self._lock = Lock()
 
     @property
     def size(self) -> int:
-        """Pixels per side of a picture; before there is a model, those of the one that will be made."""
+        """Pixels per side of a picture; if there is no model yet, those of the model that will be created."""
         snapshot = self.snapshot  # another thread may replace it
         return snapshot.size if snapshot else size_for("lite0", 0)
 
@@ -38,7 +38,7 @@ class CurrentModel:
             return ""
 
     def refresh(self) -> bool:
-        """Load the version on disk if it is another one; return whether anything changed."""
+        """Load the version on disk if it is a different one; return whether anything changed."""
         with self._lock:
             seen = self.place.directory.modified_ns("config.json")
             if seen == self._seen and self.problem is None:

@@ -19,7 +19,7 @@ SQUARE = "-100 -100 -100 -100 100 -100 100 -100 100 100 100 100 -100 100 -100 10
 
 
 class Canvas:
-    """A picture in the making, and the random numbers it is made with."""
+    """A picture that is being painted, and its random numbers."""
 
     def __init__(self, size: int, rng: np.random.Generator, number: int) -> None:
         self.rng, self.side = rng, size * OVERSAMPLING

@@ -45,17 +45,13 @@ async def cancel_job(service: Shared, number: str) -> schema.Job:
 async def job_events(service: Shared, number: str) -> StreamingResponse:
     """Follow a job until it is finished."""
     entry = service.jobs.get(number)
-    service.events.check_room()
-    stream = service.events.stream(lambda: ("job", entry.job.model_dump()), number)
-    return StreamingResponse(stream, media_type="text/event-stream")
+    return service.events.follow(lambda: ("job", entry.job.model_dump()), number)
 
 
 @router.get("/api/events", response_class=StreamingResponse, responses=EVENTS)
 async def events(service: Shared) -> StreamingResponse:
     """Follow the model (event ``model``) and all jobs (event ``job``)."""
-    service.events.check_room()
-    stream = service.events.stream(lambda: ("model", service.version()))
-    return StreamingResponse(stream, media_type="text/event-stream")
+    return service.events.follow(lambda: ("model", service.version()))
 
 
 @router.get(

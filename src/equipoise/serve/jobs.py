@@ -102,7 +102,7 @@ class Jobs:
         entry = self.get(number)
         if entry.job.finished or entry.answered:
             changed = entry.answered or entry.job.state == "done"
-            raise HTTPException(409, "the job is finished already" + (": use undo to take it back" if changed else ""))
+            raise HTTPException(409, "the job has already finished" + (": use undo to take it back" if changed else ""))
         entry.cancelled = True
         if entry is self._running:
             self.worker.kill()  # the loop below notices
@@ -132,7 +132,7 @@ class Jobs:
         if self._running is None and not self._closed:
             await self.worker.start()
 
-    async def _execute(self, entry: Entry) -> None:
+    async def _execute(self, entry: Entry, once_more: bool = True) -> None:
         entry.job.state = "running"
         self._tell(entry)
 
@@ -152,6 +152,9 @@ class Jobs:
         except WorkerDiedError as error:
             if entry.cancelled and not self._is_committed(error.told):
                 self._finish(entry, "cancelled")
+                return
+            if once_more and not error.begun and not self._closed:  # then nothing can have changed
+                await self._execute(entry, once_more=False)
                 return
             answer = {"failed": f"the learning process ended ({error})"} | error.told
             if not self._is_committed(answer):

@@ -1,4 +1,4 @@
-"""What the page shows about a model, in plain words."""
+"""A description of the model in plain words, for the page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def describe_model(snapshot: Snapshot) -> dict[str, object]:
 
 
 def describe_classes(snapshot: Snapshot) -> list[ClassInfo]:
-    """Describe each class: where it comes from and how well it is known."""
+    """Describe each class: the step that taught it and how well it is recognised."""
     model, steps = snapshot.model, snapshot.model.steps
     results = {entry.name: entry for entry in steps[-1].per_class}
     learned, advice = first_steps(steps), for_the_page(steps[-1].advice or "")
@@ -72,8 +72,8 @@ def describe_classes(snapshot: Snapshot) -> list[ClassInfo]:
 def first_steps(steps: Sequence[StepResult]) -> dict[Label, int]:
     """Return the step that taught each class; steps before a class was merged into another do not count for its name.
 
-    A rename changes the names of classes in all steps before it, but not what steps say they ``changed``. So the names
-    that classes had at each step are found first.
+    A rename changes the names of classes in all earlier steps, but not in their ``changed`` field. So the names that
+    classes had at each step are determined first.
     """
     former: dict[Label, Label] = {}
     """Names before a step, by name after the last one."""
@@ -105,7 +105,7 @@ def _advice(name: Label, images: int, advice: str, keeps_all: bool) -> str | Non
 
 
 def balance(steps: Sequence[StepResult], classes: Sequence[Label]) -> Balance | None:
-    """Compare the classes of the last step that taught any with those before; every class counts the same."""
+    """Compare the classes of the last step that taught any with earlier ones; every class counts the same."""
     last = steps[-1]
     learned = {name: step for name, step in first_steps(steps).items() if name in classes}
     newest = max(learned.values(), default=0)
@@ -129,10 +129,10 @@ def mean_accuracy(results: Sequence[ClassResult]) -> float:
 
 
 def _compare(old: Sequence[ClassResult], new: Sequence[ClassResult]) -> str:
-    """Say which are recognised better, if the difference is large and could hardly be chance."""
+    """Describe which classes are recognised better, if the difference is large and unlikely to be chance."""
     counts = [sum(entry.total or 0 for entry in part) for part in (old, new)]
     if min(counts) < TESTED:
-        return f"too few pictures to compare: {TESTED} of old and of new classes are needed"
+        return f"too few pictures to compare: at least {TESTED} of old and {TESTED} of new classes are needed"
     difference = mean_accuracy(new) - mean_accuracy(old)
     share = sum(entry.correct or 0 for entry in (*old, *new)) / sum(counts)
     deviation = 100 * math.sqrt(share * (1 - share) * (1 / counts[0] + 1 / counts[1]))

@@ -1,4 +1,4 @@
-"""Pictures that were uploaded and wait to be learned: decoded, cropped, and stored under names of our own."""
+"""Uploaded pictures that are waiting to be learned: decoded, cropped, and stored under generated names."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Pictures:
                     picture.file.unlink()
 
     def _expire(self) -> None:
-        """Delete pictures that were forgotten in a window that is closed."""
+        """Delete old pictures, such as those left behind by a closed browser window."""
         for picture in list(self._pictures.values()):
             if time.monotonic() - picture.added > EXPIRY_SECONDS:
                 del self._pictures[picture.id]

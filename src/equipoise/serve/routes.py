@@ -40,14 +40,14 @@ router = APIRouter(responses={"4XX": {"model": schema.Error}, "5XX": {"model": s
 
 @router.get("/api/health")
 async def health(service: Shared) -> schema.Health:
-    """Tell whether the server works; needs no token."""
+    """Return whether the server works; needs no token."""
     problem = service.current.problem is not None
     return schema.Health(status="problem" if problem else "ok", model=service.current.snapshot is not None)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def prometheus(service: Shared) -> Response:
-    """Return figures for Prometheus."""
+    """Return metrics for Prometheus."""
     metrics.PICTURES.set(len(service.pictures))
     return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
@@ -74,7 +74,7 @@ def model(service: Shared) -> schema.ModelInfo:
 
 @router.get("/api/classes")
 def classes(service: Shared, response: Response) -> list[schema.ClassInfo]:
-    """List the classes: how many images each has, and how well it is known."""
+    """List the classes: how many images each has, and how well it is recognised."""
     snapshot = service.snapshot()
     response.headers[VERSION] = snapshot.version
     return describe_classes(snapshot)
@@ -108,7 +108,7 @@ def class_images(
 
 @router.get("/api/classes/{number}/images/{name}", response_class=Response, responses=JPEG)
 def class_image(service: Shared, number: int, name: str) -> Response:
-    """Return a small picture of an image that the model keeps."""
+    """Return a thumbnail of an image that the model keeps."""
     snapshot = service.snapshot()
     _check_class(snapshot, number)
     stored = snapshot.stored.picture(number, name[:64])

@@ -10,7 +10,7 @@ from equipoise.serve.limits import FILES, NAME, PICTURES
 
 ClassName = Annotated[str, StringConstraints(min_length=1, max_length=NAME, strip_whitespace=True)]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=NAME)]
-"""A class name that is not changed yet: two that are the same without spaces are learned together."""
+"""A class name as it was sent: names that are the same without surrounding spaces are learned together."""
 Id = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 Ids = Annotated[list[Id], Field(min_length=1, max_length=PICTURES)]
 Names = Annotated[list[ClassName], Field(min_length=1, max_length=1000)]
@@ -41,7 +41,7 @@ class Correct(Request):
 
 
 class Rename(Request):
-    """Give a class another name."""
+    """Rename a class."""
 
     kind: Literal["rename"]
     name: ClassName
@@ -49,7 +49,7 @@ class Rename(Request):
 
 
 class Merge(Request):
-    """Make the images of some classes images of another one."""
+    """Merge classes into another one."""
 
     kind: Literal["merge"]
     names: Names
@@ -86,7 +86,7 @@ class StartAgain(Request):
 
 
 class Export(Request):
-    """Make a file to download: ONNX, or a ZIP file of the model directory."""
+    """Create a file to download: ONNX, or a ZIP file of the model directory."""
 
     kind: Literal["export"]
     format: Literal["onnx", "directory"] = "onnx"
@@ -117,7 +117,7 @@ class Error(BaseModel):
 
 
 class Progress(BaseModel):
-    """How far a job is."""
+    """Progress of a job."""
 
     text: str
     done: int = 0

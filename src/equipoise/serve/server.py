@@ -35,18 +35,18 @@ from equipoise.serve.service import Service
 
 HEADER_BYTES = 32 << 10
 TOKEN = re.compile("[!-~][ -~]{10,998}[!-~]")
-"""What arrives in a header as it was sent: ASCII without control characters, and no spaces at the ends."""
+"""A token that arrives unchanged in a header: ASCII without control characters, and no spaces at the ends."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and for whom to serve."""
+    """Options of the server."""
 
     host: str = "127.0.0.1"
     port: int = 8765
     token: str | None = None
     allow_host: tuple[str, ...] = ()
-    """Other names under which the server may be addressed, for example by a proxy."""
+    """Additional host names that the server answers to, for example that of a proxy."""
     open: bool = False
     demo: bool = False
     json: bool = False
@@ -87,6 +87,11 @@ class Connection(H11Protocol):
         elif len(others) >= 2 * CONNECTIONS:
             self.transport.abort()
 
+    def end_upload(self) -> None:
+        """Close the connection if its client has not sent a whole request."""
+        if self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
+
     def pause_writing(self) -> None:
         """Limit the time in which a client has to take what was sent."""
         super().pause_writing()
@@ -98,10 +103,10 @@ class Connection(H11Protocol):
             self.blocked.cancel()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Answer as if there were no such header, without advice to install something."""
+        """Ignore the header, without advice to install something."""
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, with an answer as any other."""
+        """Reject invalid HTTP with the usual form of answer."""
         if self.cycle is not None:
             self.cycle.disconnected = True  # nobody waits for its answer any more
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -115,7 +120,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Ends streams of events when it stops, and takes Ctrl-C for a normal end."""
+    """Ends event streams when it stops, and treats Ctrl-C as a normal end."""
 
     def __init__(self, config: uvicorn.Config, service: Service, started: threading.Event) -> None:
         super().__init__(config)
@@ -127,6 +132,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.service.events.close()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.end_upload()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -138,9 +146,9 @@ def serve(model: Path | None, options: ServeOptions) -> None:
     """Serve a model until Ctrl-C, SIGTERM, or the end of the terminal."""
     check(options)
     if model is None and not options.demo:
-        raise UsageError("name a directory for the model, which need not exist yet, or use --demo")
+        raise UsageError("name a directory for the model (it need not exist yet), or use --demo")
     if model is not None and options.demo:
-        raise UsageError("--demo makes a model of its own: remove the name of the model, or --demo")
+        raise UsageError("--demo creates its own model: remove the model's name, or --demo")
     with ExitStack() as stack:
         if model is not None:
             ModelDir(model).check_free()
@@ -159,7 +167,7 @@ def check(options: ServeOptions) -> None:
         raise UsageError(f"{options.host} can be reached from other machines, so a token is needed: add --token auto")
     if options.token is not None and not TOKEN.fullmatch(options.token):
         what = "a token needs at least 12 and at most 1000 ASCII characters, and no spaces at its ends"
-        raise UsageError(f"{what}: use --token auto, which makes one")
+        raise UsageError(f"{what}: use --token auto to generate one")
     if not 0 <= options.port < 65536:
         raise UsageError(f"--port must be from 0 to 65535, got {options.port}")
 
@@ -245,7 +253,7 @@ def shown_host(host: str) -> str:
 
 
 def announce(started: threading.Event, service: Service, url: str, options: ServeOptions) -> None:
-    """Say where the server is as soon as it answers."""
+    """Print the server's address as soon as it answers."""
     started.wait()
     if options.json:
         print_json({"url": url, "model": None if options.demo else str(service.model)})

@@ -1,4 +1,4 @@
-"""Everything that the routes share, and what runs beside them."""
+"""Everything that the routes share, and the tasks that run in the background."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Service:
         return await to_thread.run_sync(work, limiter=self._computing)
 
     async def refresh(self) -> None:
-        """Load another version if there is one, and tell everybody."""
+        """Load a new version if there is one, and notify all listeners."""
         if not await to_thread.run_sync(self.current.refresh):
             return
         snapshot = self.current.snapshot
@@ -81,14 +81,14 @@ class Service:
             self._tray_task = asyncio.create_task(self._update_tray())
 
     async def _update_tray(self) -> None:
-        """Take out of the tray what a new version knows; nobody waits for it."""
+        """Remove pictures from the tray that a new version recognises, in the background."""
         if await self.group(self.tray.predict_again, False):
             self.events.send("model", self.version())
 
     async def group(self, work: Callable[[Snapshot], T], nothing: T) -> T:
-        """Work on the tray in a thread of its own, so that predictions do not wait for it.
+        """Work on the tray in a separate thread, so that predictions do not wait for it.
 
-        The work gets the version that answers when its turn comes; without any, ``nothing`` is returned.
+        The work uses the version that answers when its turn comes; if there is none, ``nothing`` is returned.
         """
 
         def run() -> T:

@@ -26,7 +26,7 @@ KNOWN = 5000
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What predicts, and what can be said about it."""
+    """A model that predicts, and facts about it."""
 
     place: ModelDir
     config: ModelConfig

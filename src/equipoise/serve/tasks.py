@@ -1,4 +1,4 @@
-"""What a job does, in the worker process. A task is a dict as in ``schema.Task``, with files instead of pictures."""
+"""The work of a job, in the worker process. A task is a dict as in ``schema.Task``, with files instead of pictures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from equipoise.engine.results import StepResult
 from equipoise.errors import DataError, LockedError, UsageError
 from equipoise.serve.limits import LOCK_SECONDS
 from equipoise.serve.overview import class_average, tested_on
-from equipoise.serve.words import pictures
+from equipoise.serve.words import percent, pictures
 
 Send = Callable[[dict[str, Any]], None]
 Task = Mapping[str, Any]
@@ -64,7 +64,7 @@ class JobListener(LearnListener):
 
 
 def run_task(place: ModelDir, task: Task, folder: Path, send: Send) -> dict[str, Any]:
-    """Do what a task says; wait if another process is changing the model.
+    """Execute a task; wait if another process is changing the model.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def _correct(place: ModelDir, task: Task, folder: Path, send: Send) -> dict[str,
     name = next((name for name, parts in kept if any(found[1] in ids_of(part) for part in parts)), None)
     if name is not None:
         if str(name) == task["to"]:
-            raise UsageError(f"the model has learned this picture as {name} already: more pictures of it would help")
+            raise UsageError(f"the model has already learned this picture as {name}: more pictures of it would help")
         if sum(map(len, model.images_by_class()[name])) == 1:  # the class is this picture
             known = task["to"] in map(str, model.classes)
             result = merge(place, task["to"], [str(name)]) if known else rename(place, str(name), task["to"])
@@ -170,15 +170,15 @@ def _export(place: ModelDir, task: Task, folder: Path, send: Send) -> dict[str, 
     target.mkdir(exist_ok=True)
     if task["format"] == "onnx":
         file = target / "model.onnx"
-        send({"progress": {"text": "making the ONNX file and checking it"}})
+        send({"progress": {"text": "creating and checking the ONNX file"}})
         made = export_onnx(place.load(), file)
         checked = f", checked on {made.pictures} pictures" if made.pictures else ""
-        return {"message": f"made an ONNX file: takes {made.takes}{checked}", "file": str(file)}
+        return {"message": f"created an ONNX file: takes {made.takes}{checked}", "file": str(file)}
     send({"progress": {"text": "packing the model"}})
     place.copy_to(target / "packed" / plain_name(place.path))
     file = Path(shutil.make_archive(str(target / "model"), "zip", target / "packed"))
     shutil.rmtree(target / "packed")
-    return {"message": "packed the model directory", "file": str(file)}
+    return {"message": "packed the whole model", "file": str(file)}
 
 
 def export_folder(folder: Path, job: str) -> Path:
@@ -193,19 +193,20 @@ def plain_name(model: Path) -> str:
 
 def describe(result: StepResult) -> str:
     """Describe a step and how well the model performs after it."""
-    if result.accuracy is None or result.seen < 2:
+    accuracy = class_average(result)
+    if accuracy is None or result.seen < 2:
         return what(result)
-    return f"{what(result)}: accuracy {class_average(result):.1f} % on {tested_on(result)}"
+    return f"{what(result)}: accuracy {percent(accuracy)} on {tested_on(result)}"
 
 
 def what(result: StepResult) -> str:
-    """Say what a step did."""
+    """Describe what a step did."""
     text = describe_step(result, most=8, noun="picture")
     return f"learned {text}" if result.kind == "learn" else text
 
 
 def warm_up(place: ModelDir) -> None:
-    """Import and compute once what the first job needs, so that it does not wait."""
+    """Import and compute everything that the first job needs, so that it does not have to wait."""
     if place.exists:
         model = place.load()
         model.settings.runtime.start(model.trains)

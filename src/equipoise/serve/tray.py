@@ -1,4 +1,4 @@
-"""The tray: pictures of unknown classes, in groups of similar ones that wait for a name."""
+"""The tray: pictures of unknown classes, grouped by similarity, waiting for a name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Tray:
             return groups
 
     def predict_again(self, snapshot: Snapshot) -> bool:
-        """Take out what another version than the last one knows; return whether anything changed."""
+        """If the version changed, remove pictures that it recognises; return whether anything changed."""
         before = self.pictures.in_tray(snapshot.size)
         for part in self._batches([picture for picture in before if picture.version != snapshot.version]):
             predictions = snapshot.predict([pixels for _, pixels in part], 1, ACCEPT)

@@ -1,4 +1,4 @@
-"""Picture files in a request: read within limits, and decoded by what they contain, never by their names."""
+"""Picture files in a request: read within limits, and recognised by their content, never by their names."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def read_files(request: Request) -> list[bytes]:
 
 
 async def _take(file: UploadFile) -> bytes:
-    """Return the content of a file, and free its copy."""
+    """Return the content of a file and free the parser's copy."""
     try:
         return await file.read()
     finally:

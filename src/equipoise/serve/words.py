@@ -1,7 +1,7 @@
-"""What the page says instead of sentences that are written for the command line.
+"""Messages for the page, in place of those written for the command line.
 
-People who use the page never open a terminal, so no sentence names a command or an option. They call an image a
-picture, and need not know where the model is.
+Users of the page never open a terminal, so no message names a command or an option. The page says picture instead of
+image, and does not show where the model is stored.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ SENTENCES = {
     ),
     r"these are all classes of the model: .*": "these are all classes: start again instead, in the history",
     r"(class '.*' is already known.*): pass --extend .*": r"\1: add the pictures to it, or choose another name",
-    r"(class '.*' cannot get more) images, because .*": (
-        r"\1 pictures, because this model keeps none of its pictures: only a new model can learn more of a known class"
+    r"cannot add images to (class '.*'), because .*": (
+        r"cannot add pictures to \1, because this model keeps no pictures: only a new model can learn more of it"
     ),
     r"(?:several images begin|no image begins) with .*": (
-        "these pictures are not in the model any more: open the class again"
+        "these pictures are no longer in the model: open the class again"
     ),
-    r"these images are held out for evaluation: .*": (
-        "these pictures are for testing only: move others of their class with them"
+    r"all of these images are held out for evaluation: .*": (
+        "all of these pictures are used only for testing: also move other pictures of their class"
     ),
-    r"the labels of this model are like (.*), but the folder is called ('.*'): .*": (
+    r"this model has labels such as (.*), but the folder is called ('.*'): .*": (
         r"\2 cannot be the name of a class in this model: choose a name like \1"
     ),
     r"('.*') is what `equipoise sort` calls .*": r"\1 cannot be the name of a class: choose another name",
     r"there are no exemplars of ('.*'), so it would be forgotten: .*": (
-        r"this model is a copy without its pictures, and would forget \1: learn with the original"
+        r"this model is a copy without its pictures and would forget \1: use the original model"
     ),
     r"the features of this model were computed with (.*), which is not installed here: .*": (
         rf"this model needs \1, which is not installed here: {ASK}"
@@ -46,22 +46,22 @@ SENTENCES = {
         rf"\1the pretrained weights of \2 are not installed: {ASK}"
     ),
     r"an ONNX export needs the package (.*): .*": (
-        rf"an ONNX file needs the package \1, which is not installed here: download the model directory, or {ASK}"
+        rf"an ONNX file needs the package \1, which is not installed here: download the whole model, or {ASK}"
     ),
     r"(.*) needs the package (.*): .*": rf"\1 needs the package \2, which is not installed here: {ASK}",
     r"this model was trained on (.*), not on image files: .*": (
         r"this model was trained on \1, not on pictures: choose another one"
     ),
     r"another process is writing to the model: .*": "another program is changing the model: try again in a moment",
-    r"cannot read the upload.* as an image .*": "the picture cannot be read any more: upload it again",
+    r"cannot read the upload.* as an image .*": "the picture can no longer be read: upload it again",
     r"(.*): restore it from a copy, or go back with `equipoise undo`": (
         r"\1: undo the last step, or restore it from a copy"
     ),
-    r"(the features of .* do not separate these classes well); with so many images, .*": (
+    r"(the features of .* do not separate these classes well); with this many images, .*": (
         r"\1: pictures that show the difference better may help"
     ),
 }
-"""Sentences of ``app`` as regular expressions, in the order in which they are tried, and what to say instead."""
+"""Messages of ``app`` as regular expressions, tried in this order, and their replacements."""
 COMMAND = re.compile(r"`(?:equipoise |learn`)|(?<!\S)--[a-z]|\bpip install\b")
 ADVICE = re.compile(
     r"(?P<name>.*): (?P<count>[\d,]+) image(?P<middle>s?, sometimes predicted as .*; more )images(?P<end> of .*)"
@@ -69,7 +69,7 @@ ADVICE = re.compile(
 
 
 def for_the_page(text: str) -> str:
-    """Return what to say instead of a sentence of the command line."""
+    """Return the page's version of a message that was written for the command line."""
     for pattern, words in SENTENCES.items():
         if found := re.fullmatch(pattern, text, re.DOTALL):
             return found.expand(words)
@@ -81,8 +81,17 @@ def for_the_page(text: str) -> str:
 
 
 def pictures(text: str) -> str:
-    """Say picture instead of image, but not within the quoted name of a class."""
+    """Replace the word image with picture, except within the quoted name of a class."""
     return re.sub(r"'[^']*'|\bimage(?=s?\b)", lambda found: "picture" if found[0] == "image" else found[0], text)
+
+
+def percent(value: float) -> str:
+    """Format a percentage as the page does.
+
+    >>> percent(97.46), percent(100.0)
+    ('97.5 %', '100 %')
+    """
+    return f"{value:.1f}".removesuffix(".0") + " %"
 
 
 def without_paths(text: str, model: Path, folder: Path | None = None) -> str:

@@ -1,8 +1,8 @@
 """The process that changes a model: ``python -m equipoise.serve.worker MODEL FOLDER``.
 
-It reads one task per line from standard input (JSON) and writes messages, one per line: ``progress``, ``committing``
-just before the model changes, and at the end ``done`` or ``failed``. It ends when its input does, after the current
-task.
+It reads one task per line from standard input (JSON) and writes messages, one per line: ``begun``, ``progress``,
+``committing`` just before the model changes, and at the end ``done`` or ``failed``. It ends when its input does, after
+the current task.
 It may be killed at any time: a model directory is always either before or after a change.
 """
 
@@ -32,6 +32,7 @@ def main(model: str, folder: str) -> None:
     if hasattr(os, "nice"):  # not on Windows
         with suppress(OSError):
             os.nice(5)  # predictions come first
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)  # torch makes a directory for it when it exports a model
     send = _messages()
     keep_freed_memory()
     place = ModelDir(Path(model), before_commit=lambda version: send({"committing": version}))
@@ -39,6 +40,7 @@ def main(model: str, folder: str) -> None:
         warm_up(place)
     send({"ready": True})
     for line in sys.stdin:
+        send({"begun": True})
         send(answer(place, json.loads(line), Path(folder), send))
 
 

@@ -1,6 +1,6 @@
 // Answers: bars with names and percentages, and the card of one picture that was tried.
 import * as api from "./api.js";
-import { button, el, hide, named, probability } from "./dom.js";
+import { button, el, hide, named, probability, sentence } from "./dom.js";
 import { nameForm, runJob } from "./forms.js";
 import { help } from "./help.js";
 import { state } from "./live.js";
@@ -104,7 +104,7 @@ export class Answer {
   /** Show what the server said about this picture. */
   show(prediction, version) {
     if (prediction.error && this.isKept) return void (this.picture = null);  // lost: the file is sent once more
-    if (prediction.error) return this.set("unusable", prediction.error);
+    if (prediction.error) return this.set("unusable", sentence(prediction.error));
     if (this.version && this.version !== version) this.form.say("");  // it was about another version
     this.version = version;
     this.picture = prediction.picture ?? this.picture;

@@ -1,4 +1,5 @@
 // Requests to the server. Every failure becomes an ApiError whose message can be shown as it is.
+import { sentence } from "./dom.js";
 
 export class ApiError extends Error {
   constructor(message, status) {
@@ -33,8 +34,8 @@ const isPicture = (response) => response.headers.get("content-type")?.startsWith
 
 async function detail(response) {
   try {
-    const { detail: sentence } = await response.json();
-    if (typeof sentence === "string") return sentence;
+    const { detail: text } = await response.json();
+    if (typeof text === "string") return sentence(text);
   } catch {
     // not JSON: a proxy may have answered
   }

@@ -68,7 +68,7 @@ export class Card {
     upload(failed);
   }
 
-  /** Upload everything anew, because the server lost its copies. */
+  /** Upload everything again, because the server lost its copies. */
   restore() {
     this.pictures.filter((picture) => picture.id).forEach((picture) => picture.set("waiting", { id: null }));
     upload(this.pictures.filter((picture) => picture.state === "waiting"));
@@ -102,9 +102,9 @@ export class Card {
 
   hintParts() {
     const { known, similar } = aboutName(this.name);
-    if (similar) return [`“${similar.name}” is known already. Write it the same way to add pictures to it.`];
+    if (similar) return [`There is already a class “${similar.name}”. Use exactly this name to add pictures to it.`];
     if (!known) return [];
-    if (!state.model.can_extend) return ["This class is known already, and this model cannot add pictures to it. Choose another name."];
+    if (!state.model.can_extend) return ["This class is already known, and this model cannot add pictures to it. Choose another name."];
     return [`adds to ${known.name} (${count(known.images, "picture")})`];
   }
 

@@ -26,7 +26,7 @@ class ClassDialog {
     this.more = button("Show more", () => this.load(), { class: "small quiet", hidden: true });
     this.move = nameForm({ label: "", action: "Move", submit: (to, onChange) => this.moveChosen(to, onChange) });
     this.moved = el("p", { class: "form-status", role: "status", "data-kind": "done" });
-    this.hint = el("p", { class: "note", hidden: true }, "Press pictures to move them to another class.");
+    this.hint = el("p", { class: "note", hidden: true }, "Select pictures to move them to another class.");
     this.moving = el("div", { class: "moving", hidden: true }, this.move.node);
     this.dialog = openDialog({
       id: "class-dialog", title: name, wide: true, onClose: () => { current = null; },
@@ -48,7 +48,7 @@ class ClassDialog {
       label: "New name", action: "Rename", list: false, value: this.name, submit: (to, onChange) => this.rename(to, onChange),
     });
     const merge = state.model.can_extend && nameForm({
-      label: "Merge into another class", action: "Merge", placeholder: "name of a known class",
+      label: "Merge into another class", action: "Merge",
       submit: (to, onChange) => this.merge(to, onChange),
     });
     this.forgetting = el("p", { class: "form-status", role: "status" });
@@ -124,7 +124,7 @@ class ClassDialog {
   }
 
   async rename(to, onChange) {
-    if (to === this.name) throw new Error("That is already its name.");
+    if (to === this.name) throw new Error("The class already has this name.");
     this.newName = to;  // set first: the model may arrive before the result of the job
     try {
       const sentence = await runJob({ kind: "rename", name: this.name, to }, onChange);
@@ -139,7 +139,7 @@ class ClassDialog {
     if (to === this.name) throw new Error("Choose a different class.");
     const known = state.model.classes.some((one) => one.name === to);
     if (!known) throw new Error(`There is no class “${to}”. Choose a known one.`);
-    const text = `All pictures of “${this.name}” become pictures of “${to}”, and “${this.name}” is gone.`;
+    const text = `All pictures of “${this.name}” are moved to “${to}”, and the class “${this.name}” is removed.`;
     if (!await confirm({ title: `Merge into “${to}”?`, text, action: "Merge" })) return "";
     notify(await runJob({ kind: "merge", names: [this.name], to }, onChange));
     return "";

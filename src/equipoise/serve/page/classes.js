@@ -1,7 +1,7 @@
 // The Classes column: what the model knows, grouped by the step that taught it.
 import * as api from "./api.js";
 import { openClass } from "./classdialog.js";
-import { byId, count, el, keepFocus, setText, when } from "./dom.js";
+import { byId, count, el, keepFocus, sentence, setText, when } from "./dom.js";
 import { recognised } from "./forms.js";
 import { help, withHelp } from "./help.js";
 import { on, state } from "./live.js";
@@ -43,7 +43,7 @@ function rowParts(one) {
       el("span", { class: "class-known" },
         el("span", { class: "bar", "aria-hidden": "true", "data-weak": one.accuracy !== null && one.accuracy < WEAK }, fill),
         el("span", { class: "note" }, recognised(one))),
-      one.advice && el("span", { class: "advice" }, one.advice)),
+      one.advice && el("span", { class: "advice" }, sentence(one.advice))),
   ];
 }
 
@@ -93,8 +93,8 @@ function nameStep(step, history) {
 
 function showLead(model) {
   const lead = byId("classes-lead");
-  const text = model.classes.length ? "What it knows, by the step that taught it. Open a class to change it."
-    : "Nothing yet. What you teach appears here.";
+  const text = model.classes.length ? "What the model has learned, newest step first. Open a class to change it."
+    : "Nothing yet. Classes that you teach appear here.";
   if (lead.dataset.text === text) return;  // rebuilding would take the focus from its button
   lead.dataset.text = text;
   lead.replaceChildren(...(model.classes.length ? withHelp(text, "step") : [text]));

@@ -42,7 +42,7 @@ function kindCard({ name, pictures }) {
 
 async function tryPicture(kind, n) {
   if (!state.model.version) {
-    setText(byId("demo-hint"), "Nothing is learned yet: press “Teach these” for two kinds, then Learn.");
+    setText(byId("demo-hint"), "Nothing has been learned yet: press “Teach these” for two kinds, then Learn.");
     return;
   }
   const files = await fetchFiles(kind, [n]);
@@ -53,10 +53,10 @@ async function tryPicture(kind, n) {
 
 /** What to do next, in words. */
 function hint({ version, classes }) {
-  if (!version) return "1. Press “Teach these” for two kinds.  2. Press Learn.  3. Press a small picture to try it.";
-  const text = "Press a small picture to try it.";
+  if (!version) return "1. Press “Teach these” for two kinds.  2. Press Learn.  3. Select a small picture to try it.";
+  const text = "Select a small picture to try it.";
   return classes.length > 2 ? `${text} You can always teach one more kind.`
-    : `${text} One of a kind that was not taught should be unknown: name it, and it is learned.`;
+    : `${text} A picture of a kind that you have not taught should be unknown: name it to teach it.`;
 }
 
 let starting = null;

@@ -1,4 +1,4 @@
-// Small helpers for building nodes and sentences. Class names come from strangers, so nothing here parses HTML.
+// Small helpers for building nodes and sentences. Class names are untrusted, so nothing here parses HTML.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -59,6 +59,9 @@ export function when(iso) {
 
 /** Join facts; a line does not begin with the dot. */
 export const joined = (facts) => facts.filter(Boolean).join("\u00a0· ");
+
+/** A message of the server as a sentence, with a capital letter and a full stop. */
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
 /** Join names as people do: "rose, tulip and lily". */
 export function listed(names) {

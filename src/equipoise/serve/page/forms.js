@@ -17,12 +17,12 @@ export function aboutName(name) {
  * A compact one shows its label in the field.
  * `submit(name)` may return a sentence; errors are shown below the field.
  */
-export function nameForm({ label, action, submit, placeholder = "", list = true, primary = false, compact = false, value = "" }) {
+export function nameForm({ label, action, submit, list = true, primary = false, compact = false, value = "" }) {
   const id = newId("name");
   const status = el("p", { class: "form-status", role: "status" });
   const progress = progressView();
   const input = el("input", {
-    id, type: "text", autocomplete: "off", list: list ? "class-names" : null, placeholder, value, dir: "auto", maxlength: 200,
+    id, type: "text", autocomplete: "off", list: list ? "class-names" : null, value, dir: "auto", maxlength: 200,
   });
   const go = el("button", { type: "submit", class: primary ? "primary" : null }, action);
   const labelNode = el("label", { for: id, class: compact ? "unseen" : null });

@@ -1,5 +1,5 @@
 // The header: what the model is, how good it is, and what is going on.
-import { byId, count, el, percent, setText } from "./dom.js";
+import { byId, count, el, percent, sentence, setText } from "./dom.js";
 import { help, withHelp } from "./help.js";
 import { on, openJobs, state } from "./live.js";
 
@@ -63,12 +63,12 @@ function show(model) {
 
 function showMessages({ version, problem, warning, advice, classes }) {
   if (classes.some((one) => one.advice)) advice = null;  // it stands beside its class
-  const cause = version ? "The newest version cannot be opened, so answers come from the one before" : "The model cannot be opened";
+  const cause = version ? "The newest version cannot be opened, so answers come from the previous one" : "The model cannot be opened";
   const sentences = [["problem", problem && `${cause}: ${problem}`], ["warning", warning], ["advice", advice]].filter(([, text]) => text);
   const seen = JSON.stringify(sentences);
   if (byId("messages").dataset.seen === seen) return;
   byId("messages").dataset.seen = seen;
-  byId("messages").replaceChildren(...sentences.map(([kind, text]) => el("p", { class: "message", "data-kind": kind }, text[0].toUpperCase() + text.slice(1))));
+  byId("messages").replaceChildren(...sentences.map(([kind, text]) => el("p", { class: "message", "data-kind": kind }, sentence(text))));
 }
 
 function showState() {

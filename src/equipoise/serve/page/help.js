@@ -8,7 +8,7 @@ const TEXTS = {
   "leave-one-out": ["What does leave-one-out mean?", "Leave-one-out",
     "Each picture is tested as if it had not been used for learning. So every picture helps with learning, and the test is still fair."],
   unknown: ["What does unknown mean?", "Unknown",
-    "The picture is unlike everything that was taught so far. If it is something new, give it a name, and it will be learned."],
+    "The picture is unlike everything the model has learned so far. If it shows something new, give it a name to teach it."],
   probability: ["What do the percentages mean?", "Percentages",
     "How likely each class is for this picture, according to the model. A high value can still be wrong."],
   balance: ["What do old and new mean?", "Old and new classes",
@@ -21,7 +21,7 @@ const TEXTS = {
   onnx: ["What is ONNX?", "ONNX",
     "A common file format for trained models. Many apps and programming languages can use such a file without equipoise."],
   class: ["What is a class?", "Class",
-    "One kind of thing that should be recognised, such as “rose” or “my blue cup”."],
+    "One kind of thing that the model can recognise, such as “rose” or “my blue cup”."],
 };
 
 /** A button that explains `term`. */

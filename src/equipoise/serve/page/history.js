@@ -45,13 +45,13 @@ function openHistory() {
   const undo = button("Undo the last step", async () => {
     const { version, history } = state.model;
     const last = history.at(-1);
-    const text = `This takes back “${last.text}” and restores the version before it.`;
+    const text = `This reverts “${last.text}” and restores the previous version.`;
     if (await confirm({ title: "Undo the last step?", text, action: "Undo" })) await change({ kind: "undo", version }, undo);
   }, { id: "undo", "aria-describedby": "no-undo" });
   const again = button("Start again …", async () => {
     const { classes } = state.model;
     const pictures = classes.reduce((sum, one) => sum + one.images, 0);
-    const text = `This deletes ${count(classes.length, "class", "classes")} with ${count(pictures, "picture")}, and the history, for good.`;
+    const text = `This permanently deletes ${count(classes.length, "class", "classes")} with ${count(pictures, "picture")}, and the history.`;
     if (!await confirm({ title: "Delete everything and start again?", text, action: "Start again" })) return;
     const job = await change({ kind: "start_again" }, again);
     if (job) notify(outcome(job));  // the dialog has closed
@@ -86,14 +86,14 @@ function openHistory() {
     id: "history", title: "History", onClose: () => { refreshHistory = null; },
     body: [el("p", { class: "facts note" }, withHelp("Everything that was taught or changed, newest first.", "step")),
       undo, why, area.node, list,
-      el("div", { class: "start-again" }, el("p", { class: "note" }, "Or delete everything, and teach it from the beginning."), again)],
+      el("div", { class: "start-again" }, el("p", { class: "note" }, "Or delete everything and start from scratch."), again)],
   });
   refreshHistory();
 }
 
 const FORMATS = [
   ["onnx", "ONNX file", "For apps and programs that run models without equipoise.", "onnx"],
-  ["directory", "Model directory", "The whole model, to continue with equipoise on another computer or to keep as a backup.", null],
+  ["directory", "Whole model (ZIP)", "To continue with equipoise on another computer, or to keep as a backup.", null],
 ];
 
 function openDownload() {

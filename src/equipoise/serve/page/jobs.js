@@ -1,6 +1,6 @@
 // Start jobs, wait for them, and show how far they are.
 import * as api from "./api.js";
-import { button, el, hide, setOff, setText, timeLeft } from "./dom.js";
+import { button, el, hide, sentence, setOff, setText, timeLeft } from "./dom.js";
 import { isFinished, on, refresh, state, updateJob } from "./live.js";
 import { markLearned } from "./pictures.js";
 
@@ -54,8 +54,7 @@ on("job", (job) => waiting.get(job.id)?.(job));
 /** One sentence about a finished job. */
 export function outcome(job) {
   if (job.state === "cancelled") return "Cancelled. Nothing was changed.";
-  const sentence = (job.state === "failed" ? job.error : job.message) ?? "Done";
-  return sentence.charAt(0).toUpperCase() + sentence.slice(1) + (/[.!?]$/.test(sentence) ? "" : ".");
+  return sentence((job.state === "failed" ? job.error : job.message) ?? "Done");
 }
 
 function describe(job) {

@@ -45,7 +45,7 @@ async function load() {
   // after a restart the server does not know its former jobs: whoever waits for one must hear that
   const ids = new Set(model.jobs.map((job) => job.id));
   for (const job of waitedFor) {
-    if (!ids.has(job.id)) updateJob({ ...job, state: "failed", error: "The server was restarted meanwhile. Please try again." });
+    if (!ids.has(job.id)) updateJob({ ...job, state: "failed", error: "The server was restarted. Please try again." });
   }
   state.model = model;
   emit("model", model);

@@ -2,7 +2,7 @@
 import * as api from "./api.js";
 import { answerBars, inWords } from "./answer.js";
 import { takePicture } from "./camera.js";
-import { button, byId, el, setText, wait } from "./dom.js";
+import { button, byId, el, sentence, setText, wait } from "./dom.js";
 import { nameForm, runJob } from "./forms.js";
 import { state } from "./live.js";
 import { sendOne } from "./pictures.js";
@@ -72,7 +72,7 @@ export function liveView(keep) {
   async function answer(frame, smoothed) {
     try {
       const { predictions: [prediction] } = await api.predict([frame], false);
-      if (prediction.error) throw new Error(prediction.error);
+      if (prediction.error) throw new Error(sentence(prediction.error));
       smoothed.last = smoothed.add(prediction);
       bars.show(smoothed.last);
       bars.node.hidden = false;

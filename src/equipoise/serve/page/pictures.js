@@ -1,5 +1,6 @@
 // Pictures of a Teach card: previews at once, uploads in the background.
 import * as api from "./api.js";
+import { sentence } from "./dom.js";
 import { state } from "./live.js";
 
 /** A picture on its way to the server. state: waiting, sending, ready or failed. */
@@ -30,7 +31,7 @@ export const isLearned = (id) => learned.has(id);
 /** Upload one picture and return its id. */
 export async function sendOne(file) {
   const { pictures: [{ id, problem }] } = await api.sendPictures([file]);
-  if (!id) throw new Error(problem);
+  if (!id) throw new Error(sentence(problem));
   return id;
 }
 
@@ -69,5 +70,5 @@ async function send(batch) {
 
 function received(picture, { id, problem }) {
   if (picture.removed && id) api.deletePicture(id).catch(() => {});
-  picture.set(id ? "ready" : "failed", { id, problem });
+  picture.set(id ? "ready" : "failed", { id, problem: problem && sentence(problem) });
 }

@@ -1,6 +1,6 @@
 // The Teach column: cards of classes, and the Learn button.
 import { Card } from "./card.js";
-import { byId, count, el, hide, keepFocus, listed, setOff, setText, wait } from "./dom.js";
+import { byId, count, el, hide, keepFocus, listed, sentence, setOff, setText, wait } from "./dom.js";
 import { groupByFolder, onDrop } from "./files.js";
 import { outcome, progressView, run } from "./jobs.js";
 import { on, state } from "./live.js";
@@ -89,7 +89,7 @@ function missing() {
   }
   const names = new Set(used().map((card) => card.name));
   if (!state.model?.version && names.size < 2) {
-    const text = names.size ? "Add one more class: it takes two to tell them apart." : "Name two classes and add pictures of each.";
+    const text = names.size ? "Add one more class: the model needs at least two." : "Name two classes and add pictures of each.";
     return { text, focus: focusEmptyCard };
   }
   return names.size ? null : { text: "Name a class and add pictures of it.", focus: focusEmptyCard };
@@ -101,9 +101,9 @@ function missingIn(card) {
   if (!card.pictures.length) return `Add pictures of ${card.name}.`;
   if (card.unsent.length) return `Sending pictures: ${count(card.unsent.length, "picture")} to go.`;
   if (!card.name) return `Name the class with ${count(card.pictures.length, "picture")}.`;
-  if (!card.ready.length) return `Add pictures of ${card.name}: none of these can be used.`;
+  if (!card.ready.length) return `None of these pictures can be used. Add other pictures of ${card.name}.`;
   const known = state.model?.classes.some((one) => one.name === card.name);
-  return known && !state.model.can_extend ? `${card.name} is known already. Choose another name.` : null;
+  return known && !state.model.can_extend ? `${card.name} is already known. Choose another name.` : null;
 }
 
 function say() {
@@ -199,17 +199,17 @@ function leftOut(file, reason) {
   const url = URL.createObjectURL(file);
   const image = el("img", { src: url, alt: file.name });
   for (const event of ["load", "error"]) image.addEventListener(event, () => URL.revokeObjectURL(url));
-  return el("li", {}, image, el("span", {}, `Left out: ${reason}`));
+  return el("li", {}, image, el("span", {}, `Skipped: ${reason}`));
 }
 
-/** Pictures that were left out, each with its reason; after a failure the reason is on the picture itself. */
+/** Show skipped pictures, each with its reason; after a failure, the reason is on the picture itself. */
 function showLeftOut(job, taught) {
   const pictures = taught.flatMap((card) => card.pictures);
   const items = [];
   for (const { picture: id, reason } of job.problems) {
     const picture = pictures.find((one) => one.id === id);
     if (!picture) continue;
-    if (job.state !== "done") picture.set("failed", { problem: reason });
+    if (job.state !== "done") picture.set("failed", { problem: sentence(reason) });
     else items.push(leftOut(picture.file, reason));
   }
   byId("left-out").replaceChildren(...items);

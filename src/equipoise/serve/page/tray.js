@@ -1,6 +1,6 @@
 // The tray: unknown pictures in groups of similar ones, waiting for a name.
 import * as api from "./api.js";
-import { button, byId, count, el, keepFocus, setOff, setText } from "./dom.js";
+import { button, byId, count, el, hide, keepFocus, setOff, setText } from "./dom.js";
 import { nameForm, runJob } from "./forms.js";
 import { help } from "./help.js";
 import { on, state } from "./live.js";
@@ -9,7 +9,7 @@ let groups = [];
 let resultOf = null;  // version of the model that the result is about
 let learning = 0;     // groups; their result is about to be shown here
 
-/** One group of pictures. Pictures can be left out by pressing them. */
+/** One group of pictures; all are selected at first. */
 class Group {
   constructor() {
     this.out = new Set();  // ids of pictures that were left out
@@ -46,7 +46,7 @@ class Group {
       if (!this.out.delete(id)) this.out.add(id);
       toggle.setAttribute("aria-pressed", String(!this.out.has(id)));
       this.update();
-    }, { class: "thumb", "aria-pressed": "true", title: "Press to leave out or take back", "data-picture": id });
+    }, { class: "thumb", "aria-pressed": "true", title: "Include or leave out", "data-picture": id });
     toggle.append(el("img", { src: api.pictureUrl(id), alt: `unknown picture, nearest: ${nearest}`, loading: "lazy" }));
     return el("li", {}, toggle);
   }
@@ -106,6 +106,14 @@ export async function refreshTray() {
   return undefined;
 }
 
+const isEmpty = () => !groups.length && !learning && !byId("tray-result").textContent;
+
+/** Remove what was said about the last group that was named. */
+export function clearTrayResult() {
+  setText(byId("tray-result"), "");
+  if (isEmpty()) hide(byId("tray"), byId("try"));
+}
+
 function show(found) {
   const before = [...groups];
   // regrouped pictures stay with the group that shares one of them
@@ -117,7 +125,7 @@ function show(found) {
   });
   groups = now;
   const total = found.reduce((sum, group) => sum + group.pictures.length, 0);
-  const empty = !total && !learning && !byId("tray-result").textContent;
+  const empty = isEmpty();
   keepFocus(() => {
     before.forEach((group) => group.node.remove());
     now.forEach((group, i) => {
@@ -125,8 +133,8 @@ function show(found) {
       if (place !== group.node) byId("tray-groups").insertBefore(group.node, place ?? null);
     });
   }, byId(empty ? "try" : "tray-title"));
-  const text = "Name a group to learn it; press a picture to leave it out.";
-  setText(byId("tray-count"), total ? `${count(total, "picture")}${total > 1 ? ", similar ones together" : ""}. ${text}` : "");
+  const text = "Name a group to teach it as a class. Deselect pictures to leave them out.";
+  setText(byId("tray-count"), total ? `${count(total, "picture")}${total > 1 ? ", grouped by similarity" : ""}. ${text}` : "");
   byId("tray").hidden = empty;
 }
 

@@ -7,7 +7,7 @@ import { chooser, DROP_HINT, onDrop } from "./files.js";
 import { help } from "./help.js";
 import { liveView } from "./livetry.js";
 import { on, state } from "./live.js";
-import { refreshTray } from "./tray.js";
+import { clearTrayResult, refreshTray } from "./tray.js";
 
 const MOST_ANSWERS = 24;
 const SHOWN_ANSWERS = 5;  // before "Show older", so that the tray below stays in reach
@@ -26,7 +26,7 @@ export async function tryFiles(files) {
   answers = answers.slice(0, MOST_ANSWERS);
   const tooMany = `Only the first ${MOST_ANSWERS} of ${count(files.length, "picture")} are tried at once.`;
   setText(byId("try-note"), files.length > MOST_ANSWERS ? tooMany : "");
-  setText(byId("tray-result"), "");
+  clearTrayResult();
   showSome(false);
   const sendable = added.filter((answer) => {
     const problem = api.problemBeforeSending(answer.file, state.model.limits);
@@ -106,8 +106,8 @@ function showState() {
   const ready = Boolean(state.model.version);
   byId("main").toggleAttribute("data-empty", !ready);
   byId("try-body").hidden = !ready;
-  setText(byId("try-lead"), ready ? "Show it a picture, and it says what it sees."
-    : "As soon as it has learned two classes, you can try it here.");
+  setText(byId("try-lead"), ready ? "Show the model a picture to see what it recognises."
+    : "You can try the model here as soon as it has learned two classes.");
   if (ready) return;
   live?.close();
   answers.forEach((answer) => answer.discard());
