@@ -90,7 +90,7 @@ def test_an_epoch_shows_each_image_in_different_versions(shown: int, monkeypatch
         seen[-1] += zip(where.tolist(), draws[:, 0].int().tolist(), strict=True)
         return original_batch(self, images, where, draws, size)
 
-    def epoch(self: TrainingLoop, *rest: Any) -> float:
+    def epoch(self: TrainingLoop, *rest: Any) -> tuple[Tensor, int]:
         seen.append([])
         return original_epoch(self, *rest)
 

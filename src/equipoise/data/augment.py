@@ -119,6 +119,7 @@ class Augment:
     def batch(self, images: Images, where: Tensor, draws: Tensor, size: int | None = None) -> Tensor:
         """Return a training batch: read, augmented by ``draws``, resized to ``size`` and normalised."""
         pixels = images.read(where, draws[:, :4] if self.resized_crop else None)
+        draws = draws.to(pixels.device, non_blocking=True)
         before_crop = self.versions == 12  # EEIL crops what was changed; DER and PODNet change what was cropped
         if before_crop:
             pixels = self._jitter(pixels, draws)
@@ -161,7 +162,7 @@ def shift_and_flip(pixels: Tensor, pad: int, flip: bool, draws: Tensor, reflect:
     """Pad, crop each image at its own random position, and flip half of them, with a single gather."""
     count, channels, height, width = pixels.shape
     down, right = (draws[:, :2] * (2 * pad + 1)).long().clamp_(max=2 * pad).T[:, :, None]
-    rows, columns = torch.arange(height).expand(count, -1), torch.arange(width).expand(count, -1)
+    rows, columns = (torch.arange(side, device=pixels.device).expand(count, -1) for side in (height, width))
     if flip:
         columns = torch.where(draws[:, 2:3] < 0.5, width - 1 - columns, columns)
     rows, columns = rows + down, columns + right

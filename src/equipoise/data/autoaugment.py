@@ -24,25 +24,29 @@ Operation = tuple[str, float, int]
 def auto_augment(pixels: Tensor, policy: str, draws: Tensor) -> Tensor:
     """Change each image by a random sub-policy; each of its two operations is applied with its own probability."""
     changed = []
-    for image, (which, *chances) in zip(pixels.permute(0, 2, 3, 1).numpy(), draws[:, :5].tolist(), strict=True):
+    images = pixels.permute(0, 2, 3, 1).cpu().numpy()  # Pillow computes on the CPU
+    for image, (which, *chances) in zip(images, draws[:, :5].tolist(), strict=True):
         picture = Image.fromarray(image if image.shape[2] == 3 else image[:, :, 0])
         operations = POLICIES[policy][int(which * len(POLICIES[policy]))]
         for (name, probability, level), chance, sign in zip(operations, chances[::2], chances[1::2], strict=True):
             if chance < probability:
                 picture = OPERATIONS[name](picture, level / TOP * (1 if sign < 0.5 else -1))
         changed.append(np.asarray(picture).reshape(image.shape))
-    return torch.from_numpy(np.stack(changed)).permute(0, 3, 1, 2).contiguous()
+    return torch.from_numpy(np.stack(changed)).permute(0, 3, 1, 2).contiguous().to(pixels.device)
 
 
 def cut_out(pixels: Tensor, side: int, draws: Tensor) -> Tensor:
     """Make a square of each image black; its centre is anywhere in the image, so a part of it may lie outside."""
-    size = torch.tensor(pixels.shape[2:])
-    first = (draws[:, 5:7] * size).long() - side // 2
     rows, columns = (
-        (torch.arange(length) >= start[:, None]) & (torch.arange(length) < start[:, None] + side)
-        for length, start in zip(size.tolist(), first.T, strict=True)
+        _within(torch.arange(length, device=pixels.device), (draws[:, number] * length).long()[:, None], side)
+        for number, length in zip((5, 6), pixels.shape[2:], strict=True)
     )
     return pixels.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
+
+
+def _within(places: Tensor, centre: Tensor, side: int) -> Tensor:
+    first = centre - side // 2
+    return (places >= first) & (places < first + side)
 
 
 # ---- operations: a picture and a level from -1 to 1, whose sign is random

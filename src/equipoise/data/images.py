@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -56,6 +57,7 @@ class TensorStore:
         _, channels, height, width = pixels.shape
         self.pixels, self.dtype = pixels, pixels.dtype
         self.shape = channels, height, width
+        self._copies: dict[str, Self] = {}
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -63,10 +65,17 @@ class TensorStore:
     def fingerprint(self) -> bytes:
         return digest(self.pixels.numpy().tobytes())
 
+    def on(self, device: str) -> Self:
+        """Return a copy in the memory of a device; it is made once."""
+        if device not in self._copies:
+            self._copies[device] = copy.copy(self)
+            self._copies[device].pixels = self.pixels.to(device)
+        return self._copies[device]
+
     def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
         if crops is not None:
             raise DataError("random resized crops need images in files: set augment.resized_crop=false")
-        return self.pixels[rows]
+        return self.pixels[rows.to(self.pixels.device, non_blocking=True)]
 
 
 class FeatureStore(TensorStore):
@@ -132,6 +141,22 @@ class FileStore:
 
     def _decode(self, path: str, draw: Sequence[float] | None, bicubic: bool) -> np.ndarray:
         return decode(path, self.size, draw, self.margin, bicubic)
+
+
+class MovedStore:
+    """Another store, whose images are moved to a device when they are read."""
+
+    def __init__(self, store: Store, move: Callable[[Tensor], Tensor]) -> None:
+        self.store, self.move, self.shape, self.dtype = store, move, store.shape, store.dtype
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def fingerprint(self) -> bytes:
+        return self.store.fingerprint()
+
+    def read(self, rows: Tensor, crops: Tensor | None = None) -> Tensor:
+        return self.move(self.store.read(rows, crops))
 
 
 class JoinedStore:

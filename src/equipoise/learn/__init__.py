@@ -1,1 +1,1 @@
-"""How one step is learned: networks, losses, the correction, what a method is, and the only training loop."""
+"""Learning one step: networks, losses, the correction, the base class of methods, and the training loop."""

@@ -1,4 +1,4 @@
-"""The address of a training: a hash of everything that its result depends on, to the bit."""
+"""The address of a training stage: a hash of everything that determines its exact result."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def align_head(head: LinearLike, n_old: int, norm: int = 1, clamp: bool = True, 
 
 @torch.no_grad()
 def unit_head(head: LinearLike) -> None:
-    """Normalise each class's weights to unit L2 norm, in place: the alternative that is worse than WA in Sec. 5.2."""
+    """Normalise each class's weights to unit L2 norm, in place (in Sec. 5.2, worse than WA)."""
     norms = head_norms(head, 2).clamp(min=torch.finfo(head.weight.dtype).tiny)
     head.weight.div_(norms[:, None])
     if head.bias is not None:

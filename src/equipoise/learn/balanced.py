@@ -16,7 +16,7 @@ from equipoise.learn.schedule import Schedule
 def finetune_head(fit: Fit, loss: Callable[[Tensor, Tensor], Tensor], schedule: Schedule, reinit: bool = False) -> None:
     """Train only the head's rows and bias on balanced exemplars; ``loss`` takes features and labels.
 
-    The schedule's learning rate applies to the head as it is, without the factors for weights trained beside it.
+    The schedule's learning rate applies to the head directly, without the factors used when all weights are trained.
     """
     images = fit.select_balanced()
     if images is None:

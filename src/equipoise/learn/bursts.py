@@ -1,4 +1,4 @@
-"""Nearly equal images of a class, such as frames of a webcam, count as one image."""
+"""Count nearly identical images of a class, such as frames of a webcam, as one image."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CHUNK = 8192
 
 
 def merge_bursts(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace nearly equal images of a class by their mean, so that a burst of frames counts as one image.
+    """Replace nearly identical images of a class by their mean, so that a burst of frames counts as one image.
 
-    Images are not nearly equal if another class is as near: with a fixed camera, all images look alike, and the
-    difference between classes is in the details.
+    Images are not merged if another class is equally close: with a fixed camera, all images look alike, and classes
+    differ only in details.
 
     Returns
     -------
     features, labels, group
-        One row per group, in the order of first rows; ``group`` is the row that each image went to.
+        One row per group, in the order of first rows; ``group`` is the row that each image was merged into.
     """
     group, counts = torch.arange(len(labels)), labels.bincount()
     sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
@@ -39,7 +39,7 @@ def merge_bursts(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
         norms, products = x.norm(dim=1), x @ x.T
         squares = norms[:, None] ** 2 + norms**2 - 2 * products
         near = (squares < BURST * norms.outer(norms)).fill_diagonal_(False)
-        pairs = near.any(1).nonzero()[:, 0]  # of most images, none is near
+        pairs = near.any(1).nonzero()[:, 0]  # most images have no near ones
         others = norms[pairs, None] ** 2 + means.square().sum(1) - 2 * x[pairs] @ means.T
         others[:, absent | (torch.arange(len(means)) == label)] = math.inf
         apart = torch.full((len(x),), math.inf, dtype=x.dtype).scatter_(0, pairs, APART * others.amin(1))

@@ -1,6 +1,6 @@
-"""What methods share that train nothing: they solve for a linear head from fixed features.
+"""Base class of methods that train nothing: they solve for a linear head from fixed features.
 
-Where all images seen so far are at hand (``fit.everything``; a model keeps their features), the head is solved from all
+If all images seen so far are available (``fit.everything``; a model keeps their features), the head is solved from all
 of them. Otherwise the method keeps moments of the classes seen so far and adds those of new classes.
 """
 
@@ -28,7 +28,7 @@ class ClosedForm(Method):
     """Solves for its head after each step; override ``solve``, or ``solve_rows`` and ``solve_moments``."""
 
     even: bool = True
-    """Give every class the same weight, however many images it has."""
+    """Give every class the same weight, whatever its number of images."""
 
     rehearsal = "kept"
     has_linear_head = False  # its head always has a bias, which is solved for
@@ -52,7 +52,7 @@ class ClosedForm(Method):
         share = self._share_of(classes)
         super().keep_classes(classes)
         if share < 1:
-            self.scatter = self.scatter * share  # whose part is whose is not known: take the share of those that stay
+            self.scatter = self.scatter * share  # parts of single classes are unknown: keep a proportional share
 
     def _share_of(self, classes: Tensor) -> float:
         """Return the weight of some classes, relative to that of all."""
@@ -78,7 +78,7 @@ class ClosedForm(Method):
         return self.solve_moments(known, step, fit)
 
     def refit(self, fit: Fit, images: Images, classes: int) -> dict[str, float]:
-        """Solve for the head from all images, in an order that depends on their features only."""
+        """Solve for the head from all images, in an order that depends only on their features."""
         features = fit.map(images, self.features)
         order = canonical_order(features)
         features = features[order]  # a million rows need 5 GB: keep no copy
@@ -96,17 +96,17 @@ class ClosedForm(Method):
         return features
 
     def expand(self, features: Tensor) -> Tensor:
-        """Map features to what the head sees."""
+        """Map features to the head's input."""
         return features
 
     def solve_rows(self, features: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
-        """Solve for the head from all rows and return figures to record."""
+        """Solve for the head from all rows and return metrics to record."""
         with one_thread():
             self.set_head(*self.solve(moments(features, labels, classes, self.even)))
         return {}
 
     def solve_moments(self, known: Moments, step: Step, fit: Fit) -> dict[str, float]:
-        """Solve for the head from moments and return figures to record."""
+        """Solve for the head from moments and return metrics to record."""
         self.set_head(*self.solve(known))
         return {}
 
@@ -133,7 +133,7 @@ class ClosedForm(Method):
 
 
 def canonical_order(rows: Tensor) -> Tensor:
-    """Return the order of rows by their bytes, so that sums over them do not depend on the order in which they came."""
+    """Return the order of rows by their bytes, so that sums over them do not depend on their original order."""
     plain = rows.contiguous().numpy()
     whole_rows = plain.view(np.dtype((np.void, plain.shape[1] * plain.itemsize)))[:, 0]
     return torch.from_numpy(whole_rows.argsort(kind="stable"))

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import pdist, squareform
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -46,6 +43,11 @@ def _group(rows: Tensor, usual: float) -> np.ndarray:
     if len(rows) < 3 or spread(rows) <= usual:
         # of two images, nothing can be said but whether they are as close as images of a class
         return np.zeros(len(rows), int) if len(rows) < 2 or spread(rows) <= usual else np.arange(len(rows))
+    # importing these takes almost a second, and most uses of `equipoise serve` and `sort` have fewer images
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import pdist, squareform
+    from sklearn.metrics import silhouette_score
+
     plain = rows.numpy()
     tree, distances = linkage(plain, "ward"), squareform(pdist(plain))
     best, found = -2.0, np.zeros(len(rows), int)

@@ -127,7 +127,7 @@ class Extractor:
     def unrounded(self, pixels: Tensor) -> Tensor:
         """Return the features of one batch of images in 32 bits."""
         with torch.no_grad():
-            features: Tensor = self._compute(self.runtime.move(self.augment.normalise(pixels)))
+            features: Tensor = self._compute(self.runtime.move(self.augment.normalise(self.runtime.move(pixels))))
         return features.cpu()
 
     def extract(self, images: Images, progress: Progress | None = None) -> Tensor:

@@ -178,7 +178,7 @@ class Fit:
                 value = statistic(self.method.features(x), self.runtime.move(labels))
                 total = value if total is None else total + value
             if total is None:  # more processes than batches: add zeros of the right shape
-                x, labels = self.augment.plain(images, torch.arange(1))[:0], images.labels[:0]
+                x, labels = self.augment.plain(self.runtime.hold(images), torch.arange(1))[:0], images.labels[:0]
                 none = statistic(self.method.features(self.runtime.move(x)), self.runtime.move(labels))
                 total = torch.zeros_like(none)
         return distributed.all_reduce_sum(total.contiguous())
@@ -204,8 +204,9 @@ class Fit:
         chosen = torch.randperm(len(images), generator=random)[:count]
         numbers = torch.rand(len(chosen), generator=random)
         pairs = list(zip(chosen.split(batch), numbers.split(batch), strict=True))
+        held = self.runtime.hold(images)
         for where, draws in pairs[distributed.rank() :: distributed.world_size()]:
-            yield self.runtime.move(self.augment.plain(images, where)), self.runtime.move(draws)
+            yield self.runtime.move(self.augment.plain(held, where)), self.runtime.move(draws)
 
     # ---- exemplars
 

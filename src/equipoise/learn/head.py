@@ -63,7 +63,7 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def reinitialise(self) -> None:
-        """Draw all rows again, in place, so that an optimizer keeps them."""
+        """Reinitialise all rows in place, so that an optimizer keeps them."""
         for _, rows in self._rows():
             rows.uniform_(-self.bound, self.bound)
 
@@ -83,7 +83,7 @@ class Head(nn.Module):
             setattr(self, name, nn.Parameter(rows[classes]))
 
     def resize(self, rows: int, features: int) -> None:
-        """Take the given shape, with undefined values: a state is about to be loaded."""
+        """Take the given shape, with undefined values, before a state is loaded."""
         if (rows, features) != tuple(self.weight.shape):
             self.features = features
             for name, old in self._rows():

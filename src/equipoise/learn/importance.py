@@ -1,4 +1,4 @@
-"""What EWC, SI and MAS share: a quadratic penalty that keeps important weights near their old values."""
+"""Base class of EWC, SI and MAS: a quadratic penalty that keeps important weights near their old values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ImportanceMethod(Method):
             yield name.replace(".", "_"), weight
 
     def penalty(self) -> Tensor:
-        """Return Σ Ω (θ - θ*)²; rows of the head that were added later are left out."""
+        """Return Σ Ω (θ - θ*)², without rows of the head that were added later."""
         terms = []
         for name, weight in self.weights():
             anchor = self.get_buffer(f"anchor_{name}")

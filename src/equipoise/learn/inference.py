@@ -43,7 +43,8 @@ class InferencePass:
     """
 
     def __init__(self, method: Method, images: Images, augment: Augment, runtime: Runtime, keep: bool = False) -> None:
-        self.method, self.images, self.augment, self.runtime, self.keep = method, images, augment, runtime, keep
+        self.method, self.augment, self.runtime, self.keep = method, augment, runtime, keep
+        self.images = runtime.hold(images)
         self._rows = torch.arange(len(images)).split(batch_size(images.store.shape))
         self._features: dict[int, Tensor] = {}
         self._state: dict[str, Tensor] = {}

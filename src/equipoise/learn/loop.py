@@ -86,7 +86,8 @@ class TrainingLoop:
             if stage.name == MAIN:
                 seed_everything(*self.key, number, "epoch", epoch, "start")
                 self.method.before_epoch(epoch)
-            mean = self._epoch(stage, loss, optimizer, (*self.key, number), epoch)
+            total, batches = self._epoch(stage, loss, optimizer, (*self.key, number), epoch)
+            mean = total.item() / batches / distributed.world_size()
             if not math.isfinite(mean) or not _all_finite(self.method):  # the last update comes after the last loss
                 what = f"the loss became {mean}" if not math.isfinite(mean) else "weights became infinite or NaN"
                 where = f"in epoch {epoch + 1} of step {self.step.index}"
@@ -118,8 +119,10 @@ class TrainingLoop:
             reason = (str(error).splitlines() or ["?"])[0]
             raise distributed.report_once(damaged_step(done.where, reason)) from error
 
-    def _epoch(self, stage: Stage, loss: Loss, optimizer: torch.optim.Optimizer, key: Key, epoch: int) -> float:
-        """Make one pass over the images and return the mean loss.
+    def _epoch(
+        self, stage: Stage, loss: Loss, optimizer: torch.optim.Optimizer, key: Key, epoch: int
+    ) -> tuple[Tensor, int]:
+        """Make one pass over the images, without waiting for the device; return the sum of losses and the batches.
 
         Every process knows all batches and trains on its shard of each. So batches and augmentation do not depend on
         the number of processes.
@@ -127,6 +130,7 @@ class TrainingLoop:
         random = generator(*key, "epoch", epoch)
         seed_everything(*key, "epoch", epoch, "process", distributed.rank())
         method, runtime, images, schedule = self.method, self.runtime, stage.images, stage.schedule
+        held = runtime.hold(images)
         shown = epoch_rows(method, self.step, images, schedule)
         places = _shuffled_batches(len(shown), schedule.batch_size, random)
         batches = [shown[place] for place in places]
@@ -143,7 +147,7 @@ class TrainingLoop:
             )
             for place in places
         )
-        pixels_of = self._batch_pixels(images, batches, draws if stage.augment else None, size)
+        pixels_of = self._batch_pixels(held, batches, draws if stage.augment else None, size)
         total = torch.zeros((), device=runtime.device)
         for number, (batch, pixels) in enumerate(zip(batches, pixels_of, strict=True)):
             x, y = runtime.move(pixels), runtime.move(images.labels[distributed.shard(batch)])
@@ -159,7 +163,7 @@ class TrainingLoop:
             total += value.detach()
             self.listener.batch(len(batch))
         distributed.average_batch_norms(method)
-        return distributed.all_reduce_sum(total).item() / len(batches) / distributed.world_size()
+        return distributed.all_reduce_sum(total), len(batches)
 
     def _batch_pixels(
         self, images: Images, batches: list[Tensor], draws: Iterator[Tensor] | None, size: int

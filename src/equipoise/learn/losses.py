@@ -35,7 +35,7 @@ def weighted_distill(
 
 
 def distill_groups(logits: Tensor, teacher: Tensor, sizes: Sequence[int], temperature: float = 2.0) -> Tensor:
-    """Distil each group of classes with a softmax of its own, summed over the groups."""
+    """Distil each group of classes with its own softmax, summed over the groups."""
     sizes = [size for size in sizes if size]  # all classes of a step may have been forgotten
     groups = zip(logits[:, : teacher.shape[1]].split(sizes, 1), teacher.split(sizes, 1), strict=True)
     return torch.stack([distill(student, target, temperature) for student, target in groups]).sum()

@@ -20,6 +20,7 @@ from equipoise.learn.align import head_norms
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.backbones.base import backbones_of
 from equipoise.learn.head import Head
+from equipoise.learn.host_values import HostValues
 from equipoise.learn.saved_state import match_state, upgrade_state
 from equipoise.learn.timer import Timer
 
@@ -70,6 +71,7 @@ class Method(nn.Module):
         self.loo_logits: Tensor | None = None  # leave-one-out logits …
         self.loo_rows: Tensor | None = None  # … of these images of ``fit.everything``
         self.sizes: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.long))
+        self._steps = HostValues(Tensor.tolist)
         check_values(self, "method")
         if self.bias and not self.has_linear_head:
             raise UsageError(f"{next(iter(self.variants))} has no linear head for a bias: set method.bias=false")
@@ -302,7 +304,7 @@ class Method(nn.Module):
     @property
     def steps(self) -> list[int]:
         """The number of classes of each step so far."""
-        return [int(size) for size in self.sizes]
+        return list(self._steps.of(self.sizes))
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the head's logits for images, without any correction."""

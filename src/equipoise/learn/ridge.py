@@ -24,9 +24,9 @@ from torch.nn import functional as F
 from equipoise.learn.bursts import CHUNK, merge_bursts
 
 CHOICES = 4_000_000
-"""Logits, at most, that λ, temperature and offset are chosen on; more rows than that are sampled evenly."""
+"""Maximum number of logits to choose λ, temperature and offset on; beyond that, rows are sampled evenly."""
 SHOWN = 100_000_000
-"""Leave-one-out logits, at most, that are returned; of more images, every second, third … is evaluated."""
+"""Maximum number of leave-one-out logits to return; of more images, every second, third … is evaluated."""
 FEW_IMAGES = 0.6
 """Offset of a class with one image where the data cannot tell, relative to the mean score of the true class (see
 docs/performance.md)."""
@@ -34,17 +34,17 @@ OFFSETS = (0.0, 0.2, 0.4, FEW_IMAGES, 0.8, 1.0)
 UNTESTED = 0.45
 """Offset where there are no such scores, because fewer than two classes have several images."""
 PRIOR = 0.1
-"""Penalty for other offsets, so that a few more or fewer images in a class decide nothing."""
+"""Penalty for other offsets, so that a few images more or less in a class do not change the choice."""
 TEMPERATURE, SPREAD = 0.05, 0.7
-"""The temperature to expect, and the standard deviation of its logarithm: a few images that are easy to tell apart
-do not make the model certain of everything."""
+"""The expected temperature, and the standard deviation of its logarithm: a few images that are easy to tell apart
+must not make the model overconfident."""
 ONE_EACH = 0.035
 """Temperature where leave-one-out is undefined: one image per class."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What the solution needs to know of the images. Moments of different classes add up."""
+    """Statistics of the images that determine the solution. Moments of different classes add up."""
 
     counts: Tensor
     """Images per class; bursts count once."""
@@ -66,7 +66,7 @@ class Moments:
         return self.shares @ self.means / self.shares.sum()
 
     def between(self) -> Tensor:
-        """Return the part of the Gram matrix that the class means make up."""
+        """Return the part of the Gram matrix that comes from the class means."""
         return self.means.T @ (self.shares[:, None] * self.means)
 
     def centred(self) -> Tensor:
@@ -89,7 +89,7 @@ class RidgeSolution:
     """λ."""
     temperature: float
     offset: float
-    """What a class with one image gets in addition, before the temperature; n images get it divided by √n."""
+    """Added to the logits of a class with one image, before the temperature; divided by √n for n images."""
     loo: Tensor
     """Leave-one-out logits of the rows in ``loo_rows``."""
     loo_rows: Tensor
@@ -97,7 +97,7 @@ class RidgeSolution:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: sums of several threads are rounded differently for each number of threads."""
+    """Compute on one thread: rounding in sums depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -138,7 +138,7 @@ class RidgePath:
     known
         The moments.
     features, labels
-        The rows behind them, if they are at hand; with fewer rows than features, they make it faster.
+        The rows behind them, if available; with fewer rows than features, they make it faster.
     """
 
     def __init__(self, known: Moments, features: Tensor | None = None, labels: Tensor | None = None) -> None:
@@ -198,7 +198,7 @@ class RidgePath:
 
 
 def eigh(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors of a symmetric matrix; a low rank is much faster than a full one."""
+    """Return eigenvalues and eigenvectors of a symmetric matrix; much faster if its rank is low."""
     if 2 * rank >= len(matrix):
         values, vectors = torch.linalg.eigh(matrix)
         return values, vectors
@@ -254,10 +254,10 @@ def fit_ridge(
 def choose_ridge(
     path: RidgePath, features: Tensor, labels: Tensor, strength: float | None = None, offset: float | None = None
 ) -> tuple[float, float, float]:
-    """Choose λ, temperature and offset by the likelihood of leave-one-out predictions, every class alike.
+    """Choose λ, temperature and offset by the likelihood of leave-one-out predictions, with equal weights per class.
 
-    A class of one image cannot be predicted without it, so such classes do not take part. A given ``strength`` or
-    ``offset`` stays.
+    A class of one image cannot be predicted without it, so such classes are ignored. A given ``strength`` or
+    ``offset`` is kept.
     """
     counts = path.known.counts
     several = counts > 1

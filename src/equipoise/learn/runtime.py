@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from equipoise.core.ranges import Range, check_values, shown
 from equipoise.core.signals import defer_signals
+from equipoise.data.images import Images, MovedStore, TensorStore
 from equipoise.errors import UsageError
 from equipoise.learn.backbones.base import backbones_of
 
@@ -65,8 +66,19 @@ class Runtime:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 
+    def hold(self, images: Images) -> Images:
+        """Return the same images, read on the device: from its memory if they fit, otherwise copied batch by batch."""
+        device, store = torch.device(self.device), images.store
+        if device.type == "cpu":
+            return images
+        if isinstance(store, TensorStore) and store.pixels.nbytes <= _free_memory(device) // 2:
+            return replace(images, store=store.on(self.device))
+        return replace(images, store=MovedStore(store, self.move))
+
     def move(self, tensor: Tensor) -> Tensor:
-        """Copy a batch to the device."""
+        """Copy a batch to the device; the CPU does not wait for a GPU."""
+        if torch.device(self.device).type == "cuda" and tensor.device.type == "cpu":
+            tensor = tensor.pin_memory()
         moved = tensor.to(self.device, non_blocking=True)
         return moved if self.channels_last else moved.contiguous()
 
@@ -78,6 +90,11 @@ class Runtime:
             for backbone in backbones_of(method):
                 if backbone._compiled_call_impl is None:
                     backbone.compile()
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the free bytes of a device; of those that cannot tell, a part that every one has."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**31
 
 
 def processor() -> str:

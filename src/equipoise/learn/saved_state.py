@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # method.py needs this module
 MAX_STEPS = 100_000
 """Steps of a method."""
 WIDEST = 8192
-"""Features of a backbone, at most, where a method has none before its first step."""
+"""Maximum number of features, for methods that have no backbone before their first step."""
 EITHER = (torch.float32, torch.float64)
 _RENAMED = re.compile(r"\baid\b")
 
@@ -46,7 +46,7 @@ def check_layout(method: Method, layout: Mapping[str, Tensor], classes: int) -> 
 
 
 def upgrade_state(method: Method, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state by its present names."""
+    """Return a state with current names."""
     own = hasattr(method, "aid")  # 0.1.0 called the auxiliary head so
     return {name if own else _RENAMED.sub("aux_head", name): value for name, value in state.items()}
 
@@ -81,7 +81,7 @@ def compare_states(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> No
 
 
 def check_part(state: Mapping[str, Tensor], name: str, part: nn.Module) -> None:
-    """Raise ValueError unless a state has a part that ``match_state`` adds: or a number alone could add thousands."""
+    """Raise ValueError unless a state has a part that ``match_state`` adds; a number alone could add thousands."""
     for inner in part.state_dict():
         if f"{name}.{inner}" not in state:
             raise ValueError(f"{name}.{inner} is missing")
@@ -104,7 +104,7 @@ def check_loaded(method: Method, classes: int) -> None:
     if sum(method.steps) != classes:
         raise ValueError(f"its weights are for {sum(method.steps)} classes, but it lists {classes}")
     if min(method.steps, default=0) < 0:
-        raise ValueError("a step has less than no classes")
+        raise ValueError("a step has a negative number of classes")
     _check_heads(method, classes)
     for name in method.per_class:
         rows = getattr(method, name, None)
@@ -133,7 +133,7 @@ def _check_sides(method: Method, state: Mapping[str, Tensor], classes: int) -> N
         else:
             continue  # of a fixed shape
         if value.dim() != len(limits) or any(side > limit for side, limit in zip(value.shape, limits, strict=True)):
-            raise ValueError(f"{name} has the impossible shape {tuple(value.shape)}")
+            raise ValueError(f"{name} has the invalid shape {tuple(value.shape)}")
 
 
 def _check_heads(method: Method, classes: int) -> None:

@@ -31,8 +31,8 @@ class Schedule:
     exemplar_repeats: Repeats = 1
     """How often an epoch shows each exemplar; new images are shown once."""
     multiply_repeats: bool = False
-    """Multiply exemplar_repeats by the step's number, because a class has ever fewer exemplars. An epoch never shows
-    more exemplars than new images."""
+    """Multiply exemplar_repeats by the step's number, because the number of exemplars per class shrinks. An epoch never
+    shows more exemplars than new images."""
     versions: Repeats = 1
     """How many versions of each image an epoch shows (EEIL: 12; augment.versions says which)."""
     batch_size: Annotated[int, Range(2, 2**24, why="batch norm needs two images")] = 64
@@ -79,7 +79,7 @@ class Schedule:
     sizes: tuple[Annotated[float, Range(0, 1, above=True)], ...] = (1.0,)
     """Fractions of the image size to train at, one after another."""
     size_milestones: tuple[Fraction, ...] = ()
-    """Fractions of the epochs after which the next of sizes begins."""
+    """Fractions of the epochs after which the next entry of sizes applies."""
     shrink_first_only: bool = False
     """Use sizes in the first step only: teachers predict badly on small images, and the filters forget large ones."""
 
@@ -137,7 +137,7 @@ class Schedule:
 
     @staticmethod
     def adam(**changes: Any) -> Schedule:
-        """Return the schedule of a stage of its own: Adam with a constant learning rate, with the given changes."""
+        """Return the schedule of an independent stage: Adam with a constant learning rate, with the given changes."""
         return Schedule(optimizer="adam", lr_schedule="constant", weight_decay=0.0, **changes)
 
     def repeats(self, index: int, new: int, exemplars: int) -> int:

@@ -12,7 +12,7 @@ from equipoise.errors import RunError
 
 @dataclass
 class StageState:
-    """A training stage after some whole epochs: everything that is needed to continue it exactly."""
+    """A training stage after a number of whole epochs, with everything needed to continue it exactly."""
 
     epochs: int
     seconds: float
@@ -22,7 +22,7 @@ class StageState:
 
 
 class TrainedStages:
-    """Main stages that other runs have trained from the same start, by address; this one has none."""
+    """Main stages that other runs have trained from the same start, by address; this default has none."""
 
     def find(self, address: str) -> StageState | None:
         """Return the state after the last epoch, or None if no run has trained this."""
@@ -33,7 +33,7 @@ class TrainedStages:
 
 
 class StageStore:
-    """Where the stages of the current step are saved; this one saves nothing."""
+    """Where the stages of the current step are saved; this default saves nothing."""
 
     trained: TrainedStages | None = None
     """What other runs have trained."""

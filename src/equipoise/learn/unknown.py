@@ -1,9 +1,9 @@
-"""Images of classes that a model does not know: how familiar an image looks, and below what it is called unknown.
+"""Recognise images of unknown classes: measure how familiar an image looks, and compare this with a threshold.
 
 Familiarity is the sum of two standardised statistics: the logit of the predicted class, and the cosine between the
-features and the nearest class mean. Both are lower for classes with few images, so what is expected of them depends on
-the number of images of the class. All of it is fitted on images that the model did not learn from, by leave-one-out or
-held out; no unknown image is needed. docs/performance.md compares it with other scores.
+features and the nearest class mean. Both are lower for classes with few images, so their expected values depend on the
+number of images of the class. Everything is fitted on images that the model did not learn from (leave-one-out or
+held-out images); no unknown images are needed. docs/performance.md compares familiarity with other scores.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.nn import functional as F
 from equipoise.learn.bursts import CHUNK
 
 ENOUGH = 1.0
-"""A statistic that is higher than this says no more: a logit may be high for an image that looks like nothing known."""
+"""Upper limit of a standardised statistic: a logit may be high even for an image that looks like nothing known."""
 WIDEST = 2**17
-"""Features of an image, at most."""
+"""Maximum number of features of an image."""
 POINTS = 1001
 """Points of the distribution of known images' scores that are kept."""
 SLOPE = -2.0
 """Expected difference between a class of one image and one of very many, in standard deviations of a statistic."""
 SLOPE_SPREAD = 2.0
-"""How far the difference may be from that; classes of different sizes decide, where there are any."""
+"""How far the difference may be from that, if classes of different sizes suggest another value."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected of a statistic for a class of n images: ``base + slope / √n``, with the given ``spread``."""
+    """Expected value of a statistic for a class of n images: ``base + slope / √n``, with the given ``spread``."""
 
     base: float
     slope: float
@@ -50,13 +50,13 @@ class Expectation:
         return Expectation(base.item(), slope.item(), spread.item())
 
     def standardise(self, values: Tensor, counts: Tensor) -> Tensor:
-        """Return how far values are above what is expected, in units of the spread, and at most ``ENOUGH``."""
+        """Return how far values are above their expectation, in units of the spread, but at most ``ENOUGH``."""
         return ((values - self.base - self.slope * counts.rsqrt()) / self.spread).clamp(max=ENOUGH)
 
 
 @dataclass(frozen=True)
 class Familiarity:
-    """Scores images; the lower, the less they look like anything that was learned."""
+    """Scores images; a low score means that an image looks like nothing that was learned."""
 
     means: Tensor
     """Mean features of each class, one row per class."""
@@ -98,7 +98,7 @@ class Familiarity:
         return replace(self, means=self.means[classes], counts=self.counts[classes])
 
     def threshold(self, accept: float) -> float:
-        """Return the score that a fraction ``accept`` of known images reach; everything reaches that of 1."""
+        """Return the score that a fraction ``accept`` of known images reach; with 1, every image reaches it."""
         if accept >= 1:
             return -torch.inf
         place = (1 - accept) * (len(self.quantiles) - 1)
@@ -106,7 +106,7 @@ class Familiarity:
         return torch.lerp(self.quantiles[low], self.quantiles[min(low + 1, POINTS - 1)], place - low).item()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is stored of it."""
+        """Return the tensors to store."""
         numbers = [[one.base, one.slope, one.spread] for one in (self.logit, self.cosine)]
         expectations = torch.tensor(numbers, dtype=torch.float64)
         return {"means": self.means, "counts": self.counts, "expected": expectations, "quantiles": self.quantiles}
@@ -118,7 +118,7 @@ class Familiarity:
         check_calibration(tensors, len(counts))
         logit, cosine = (Expectation(*row) for row in expected.tolist())
         if not (counts.min() >= 0 and min(logit.spread, cosine.spread) > 0 and (quantiles.diff() >= 0).all()):
-            raise ValueError("what it knows about unknown images has impossible values")
+            raise ValueError("its thresholds for unknown images have invalid values")
         return Familiarity(means, counts, logit, cosine, quantiles)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Variant(dict[str, Any]):
-    """Field values that a name of a method stands for, and what the name means."""
+    """Field values that a method's name stands for, and a description."""
 
     def __init__(self, about: str = "", **fields: Any) -> None:
         super().__init__(fields)

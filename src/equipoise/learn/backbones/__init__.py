@@ -1,4 +1,4 @@
-"""Backbones by name. ``Architecture`` makes networks for images of one shape."""
+"""Backbones by name. ``Architecture`` creates networks for images of one shape."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ ROWS = ("mlp", "identity")
 PRETRAINED_WEIGHTS = "pretrained"
 """The value of net.weights that stands for installed weights instead of a file."""
 HUB = "hub"
-"""The value of net.weights by which the user agrees to a download."""
+"""The value of net.weights with which the user allows a download."""
 
 
 def check_backbone(name: str) -> None:
     """Raise an error for an unknown name."""
     if name not in BACKBONES and not name.startswith("timm:"):
         raise unknown_name("backbone", name, [*BACKBONES, "timm:NAME"])
-    # timm would fetch hf-hub:… by itself, also for the model of a stranger
+    # timm would fetch hf-hub:… by itself, even for an untrusted model
     if name not in BACKBONES and not re.fullmatch(r"timm:[\w.-]+", name, re.ASCII):
         raise UsageError(
             f"{shown(name)} is not the name of a timm network: use timm:NAME, and --weights hub to download"
@@ -62,7 +62,7 @@ def check_backbone(name: str) -> None:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Which network to make for which images; calling it returns a new one."""
+    """Creates networks for images of one shape; calling it returns a new one."""
 
     name: str
     shape: tuple[int, int, int]
@@ -78,10 +78,10 @@ class Architecture:
     input_size: int | None = None
     """Resize images to this side inside the network."""
     grey_to_rgb: bool = False
-    """Repeat grey images in three channels, for a network that was trained on colours."""
+    """Repeat grey images in three channels, for a network that was trained on colour images."""
 
     def at(self, size: float) -> Architecture:
-        """Return the same for images scaled by ``size``."""
+        """Return the architecture for images scaled by ``size``."""
         channels, height, width = self.shape
         return replace(self, shape=(channels, max(round(height * size), 1), max(round(width * size), 1)))
 

@@ -29,7 +29,7 @@ class Backbone(nn.Module):
     grey_to_rgb: bool = False
     """Repeat a grey image in all three channels."""
     input_size: int | None = None
-    """Resize images to this side before the first layer; None takes them as they are."""
+    """Resize images to this side before the first layer; None leaves them as they are."""
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         """Return the output of each stage, from fine to coarse."""

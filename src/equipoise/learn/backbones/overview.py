@@ -1,4 +1,4 @@
-"""What is known of each backbone, for users who choose one."""
+"""An overview of the backbones, for users who choose one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equipoise.learn.extractor import CHUNK, Extractor, best_engine
 from equipoise.learn.runtime import Runtime
 
 SIZES = {"resnet18": 224}
-"""Image size where it is not 32 pixels."""
+"""Image size of backbones that do not use 32 pixels."""
 
 
 def describe_backbones(measure: bool = False) -> list[dict[str, Any]]:

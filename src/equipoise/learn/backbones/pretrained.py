@@ -1,4 +1,4 @@
-"""Networks with ImageNet weights that come in registry packages: nothing is downloaded, and no code of theirs runs."""
+"""Networks with ImageNet weights from registry packages: nothing is downloaded, and none of the packages' code runs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def load_pretrained(net: Backbone, name: str) -> None:
     """Load the installed ImageNet weights of a network."""
     if name not in PRETRAINED:
         raise UsageError(
-            f"there are no pretrained weights for the backbone {name}: name a safetensors file, or use "
+            f"there are no pretrained weights for the backbone {name}: pass a safetensors file, or use "
             + ", ".join(PRETRAINED)
         )
     known, file = PRETRAINED[name], weights_file(name)
@@ -87,7 +87,7 @@ def load_pretrained(net: Backbone, name: str) -> None:
         )
     data = file.read_bytes()
     if hashlib.sha256(data).hexdigest() != known.sha256:
-        raise UsageError(f"{file} is not the file that equipoise knows: install the package {known.package} again")
+        raise UsageError(f"{file} does not have the expected hash: reinstall the package {known.package}")
     # The digest is checked before anything is parsed, and weights_only allows nothing but tensors.
     stored: dict[str, Tensor] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     own = net.state_dict()

@@ -22,7 +22,7 @@ class TimmNet(Backbone):
         try:
             self.net = self._create()
         except (RuntimeError, ValueError, AssertionError) as error:
-            raise UsageError(f"timm cannot make '{name}' for {size}-pixel images ({error})") from error
+            raise UsageError(f"timm cannot create '{name}' for {size}-pixel images ({error})") from error
         with torch.no_grad():  # timm's num_features is not always the width of the output
             self.width = int(self.net.eval()(torch.zeros(1, channels, size, size)).shape[1])
         self.map_widths = []
@@ -36,7 +36,7 @@ class TimmNet(Backbone):
             return timm.create_model(self.name, **options)
 
     def convert(self, file: Path) -> bool:
-        """Load a safetensors file as timm does, with other names and image sizes; return whether it fits."""
+        """Load a safetensors file as timm does, converting names and image size; return whether it fits."""
         overlay = {"file": str(file), "custom_load": False}
         try:
             self.net = self._create(pretrained=True, pretrained_cfg_overlay=overlay)
@@ -69,7 +69,7 @@ def download(name: str) -> Path:
     config = require_timm(name).get_pretrained_cfg(name)
     hub: Any = require("huggingface_hub", "hub", feature)
     if config is None or not config.hf_hub_id:
-        raise UsageError(f"timm knows no weights for '{name}' on the Hugging Face hub: name a safetensors file")
+        raise UsageError(f"timm has no weights for '{name}' on the Hugging Face hub: pass a safetensors file")
     # weights are published in both formats, and a pickle is never loaded
     clip = config.hf_hub_filename == "open_clip_pytorch_model.bin"
     file = "open_clip_model.safetensors" if clip else "model.safetensors"

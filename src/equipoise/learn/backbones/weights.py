@@ -12,13 +12,13 @@ from equipoise.learn.backbones.timm_net import TimmNet
 HEADS = ("head.", "fc.", "classifier.", "head_drop.")
 """Names of the last layer in other libraries' files; it is not loaded."""
 SPARE_BYTES = 512 << 20
-"""What a file may have beyond four times its backbone, such as a head of many classes."""
+"""Bytes that a file may have beyond four times its backbone, for example for a head of many classes."""
 
 
 def load_weights(backbone: Backbone, file: Path) -> None:
     """Load a file into a backbone: a timm network's weights, or an equipoise model's own ``model.safetensors``."""
     if not file.is_file():
-        raise UsageError(f"the weights {file} do not exist, or are no regular file: name a local safetensors file")
+        raise UsageError(f"the weights {file} do not exist or are not a regular file: pass a local safetensors file")
     limit = 4 * sum(value.numel() * value.element_size() for value in backbone.state_dict().values()) + SPARE_BYTES
     try:
         if file.stat().st_size > limit:
