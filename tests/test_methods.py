@@ -22,6 +22,7 @@ from equipoise.learn.backbones import Architecture
 from equipoise.learn.class_means import class_means, nearest_mean
 from equipoise.learn.fit import Fit
 from equipoise.learn.importance import mean_over_images
+from equipoise.learn.inference import same_tensors
 from equipoise.learn.method import Method
 from equipoise.learn.runtime import Runtime
 from equipoise.learn.schedule import Schedule
@@ -35,7 +36,7 @@ from equipoise.methods.m2kd import M2KD, two_levels
 from equipoise.methods.mas import MAS, squared_norm
 from equipoise.methods.podnet import PODNet, pooled_distance
 from equipoise.methods.registry import make, registry
-from equipoise.methods.rps import RPS
+from equipoise.methods.rps import RPS, PathLayer, PathNet
 from equipoise.methods.si import SI
 from equipoise.testing import check_method
 
@@ -598,8 +599,25 @@ def test_rps_freezes_the_modules_of_earlier_paths() -> None:
         for module in range(3):
             changed = any(name.startswith(f"layers.{depth}.parallel.{module}.") for name in moved)
             assert changed == (module == path[depth] and not bool(fixed[depth, module]))
-    assert not any(".shortcut." in name for name in moved)  # shortcuts are trained in the first step only
+    assert not any(".shortcut." in name for name in moved)
     assert any(".shortcut." in name for name in before)
+
+
+def test_rps_trains_its_shortcuts_in_the_first_step_only() -> None:
+    """Although with J = 2 nothing else is fixed in the second step."""
+    learned = Learned("rps", every=2, candidates=1, parallel=3)
+    paths = learned.method.backbone
+    assert isinstance(paths, PathNet)
+    layers = [layer for layer in paths.layers if isinstance(layer, PathLayer)]
+    shortcuts = [layer.shortcut for layer in layers if layer.shortcut is not None]
+    before = [copy.deepcopy(shortcut.state_dict()) for shortcut in shortcuts]
+    learned.second.train(learned.second.step.images)
+    for shortcut, old in zip(shortcuts, before, strict=True):
+        assert same_tensors(shortcut.state_dict(), old)
+    again = fit_for(learned.method, 1, learned.first.step.images, Memory(0))
+    learned.method.begin(again.step, again)
+    again.train(again.step.images)
+    assert not any(same_tensors(s.state_dict(), old) for s, old in zip(shortcuts, before, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -634,9 +652,10 @@ def test_rps_output_is_the_sum_over_fixed_and_current_modules() -> None:
     method = make("rps", {"parallel": 3})
     assert isinstance(method, RPS)
     method.build(Architecture("tiny", (1, 8, 8)))
-    net = method.paths.eval()
+    net = method.paths
     net.path.copy_(torch.tensor([2, 1, 1]))
     net.fixed[0, 0] = net.fixed[1, 1] = True
+    net.eval()
     x = torch.rand(2, 1, 8, 8)
     with torch.no_grad():
         found = net.maps(x)[-1]
@@ -828,7 +847,7 @@ class Broken(Method):
         ("teacher", "the teacher changed"),
         ("seed", "the same seed gave different weights"),
         ("state", "training differs after loading"),
-        ("resume", "it ended differently after an interruption"),
+        ("resume", "the result differs after an interruption"),
         ("correction", "end changes predictions, but corrects is false"),
         ("impure", "predict returns something else the second time"),
         ("batch", "a prediction depends on the other images of its batch"),

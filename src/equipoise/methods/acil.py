@@ -12,9 +12,10 @@ from equipoise.methods.ranpac import RanPAC
 
 @dataclass(eq=False)
 class ACIL(RanPAC):
-    """The backbone is trained on the first step's classes and then frozen. The recursive solution is the joint one.
+    """The backbone is trained on the first step's classes and then frozen; the head is solved in closed form.
 
-    On a backbone that is frozen from the start, this is RanPAC with another width.
+    The authors' recursive solution equals the joint one. On a backbone that is frozen from the start, this is RanPAC
+    with another width.
     """
 
     projection: Annotated[int, Range(1, 20_000)] = 8192

@@ -11,7 +11,7 @@ from equipoise.methods import Fit, ImportanceMethod, Range, Step, Weight, mean_o
 
 @dataclass(eq=False)
 class EWC(ImportanceMethod):
-    """Weights with high Fisher information about old classes are kept by a quadratic penalty.
+    """A quadratic penalty on changes of weights with high Fisher information about old classes.
 
     One anchor, the latest, with the sum of the steps' informations (Huszár 2018); the paper has a penalty per step.
     """

@@ -1,4 +1,4 @@
-"""FeCAM: a Mahalanobis distance with a covariance matrix of its own for each class."""
+"""FeCAM: a Mahalanobis distance with one covariance matrix per class."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -12,7 +12,7 @@ from equipoise.methods import Fit, Method, Range, Step, UsageError, Weight
 
 @dataclass(eq=False)
 class FeCAM(Method):
-    """Predicts the class with the least distance, after a Tukey transform, shrinkage and normalisation."""
+    """Predicts the class with the smallest distance, after a Tukey transform, shrinkage and normalisation."""
 
     tukey: Annotated[float, Range(0, 10, above=True)] | None = 0.5
     """Exponent of the features, which makes their distribution less skewed; none takes features of unit length as they
@@ -22,7 +22,7 @@ class FeCAM(Method):
     shrink_others: Weight = 1.0
     """Add this multiple of the mean covariance to all covariances."""
     shrinkages: Annotated[int, Range(0, 100)] = 2
-    """How often to do so (the authors: twice, and once for vision transformers)."""
+    """How often to shrink (the authors: twice, and once for vision transformers)."""
 
     paper = (
         "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual "
@@ -50,7 +50,9 @@ class FeCAM(Method):
         elif features.min() < 0:
             raise UsageError("fecam raises features to a power, and some are negative: set method.tukey=none")
         mine = [features[labels == c] for c in range(step.old, step.seen)]
-        means = torch.stack([self.transform(rows.mean(0)) for rows in mine]).to(self.device)
+        # the authors normalise transformed means only
+        means = torch.stack([rows.mean(0) if self.tukey is None else self.transform(rows.mean(0)) for rows in mine])
+        means = means.to(self.device)
         precisions = torch.stack([self.precision(rows) for rows in mine]).to(self.device)
         self.means = torch.cat([self.means, means]) if step.old else means
         self.precisions = torch.cat([self.precisions, precisions]) if step.old else precisions

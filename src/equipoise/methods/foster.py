@@ -24,7 +24,7 @@ from equipoise.methods import (
 )
 
 Beta = Annotated[float, Range(0, 0.99999)]
-"""One closer to 1 would round to 1 in 32-bit floats."""
+"""A value closer to 1 would round to 1 in 32-bit floats."""
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ class ICaRL(LwFMC):
 
     def check(self, memory: Memory) -> None:
         if memory.size == 0:
-            raise UsageError("icarl classifies by its exemplars, but the memory size is 0: set --memory")
+            raise UsageError("icarl classifies with its exemplars, but the memory size is 0: set --memory")
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from equipoise.methods import Fit, Method, Step
 
 MAX_RATIO = 100.0
-"""Upper bound of the factor of a score: a mean near zero would give any."""
+"""Upper bound of the factor of a score: with a mean near zero, the factor would be unbounded."""
 
 
 @dataclass(eq=False)

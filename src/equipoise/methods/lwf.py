@@ -26,7 +26,7 @@ class LwF(Method):
     kd_weight: Weight = 1.0
     """Weight λ_o of the distillation."""
     over: Literal["new", "all"] = "new"
-    """Classes of the cross-entropy: the step's own (each task has its head in the paper), or all seen."""
+    """Classes of the cross-entropy: only the step's own (in the paper, each task has its own head), or all seen."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.logits(x)

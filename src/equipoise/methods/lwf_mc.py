@@ -30,7 +30,7 @@ class LwFMC(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.train_future and self.units is None:
-            raise UsageError("method.train_future needs to know the number of all classes: set method.units")
+            raise UsageError("method.train_future needs to know the total number of classes: set method.units")
 
     def build(self, architecture: Architecture) -> None:
         super().build(architecture)
@@ -43,7 +43,7 @@ class LwFMC(Method):
         if not self.train_future:
             return
         if step.new > self.future.classes:
-            raise UsageError(f"step {step.index} has more classes than are left of method.units={self.units}: raise it")
+            raise UsageError(f"step {step.index} has more classes than remain of method.units={self.units}: raise it")
         for mine, trained in zip(self.head.rows(), self.future.rows(), strict=True):
             mine.data[step.old :] = trained.data[: step.new]
         self.future.keep_classes(torch.arange(step.new, self.future.classes, device=self.device))

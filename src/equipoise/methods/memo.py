@@ -52,9 +52,9 @@ class SharedBackbone(Backbone):
 
 @dataclass(eq=False)
 class Memo(Method):
-    """Early layers are shared; each step adds a copy of the last stage, and new classes' weights are aligned.
+    """Early layers are shared; each step adds a copy of the last stage and aligns the new classes' weights.
 
-    Deviations: heads are initialised as PyTorch's linear layers are, with a random bias. The authors' networks are no
+    Deviations: heads are initialised as PyTorch's linear layers are, with a random bias. The authors' networks are not
     pre-activation ResNets: here the last stage of ``resnet32`` and ``resnet18`` includes the final batch norm.
     """
 
@@ -67,11 +67,11 @@ class Memo(Method):
     aux_weight: Weight = 1.0
     """Weight of the auxiliary loss."""
     train_shared: bool = True
-    """Train the shared layers in later steps, too (authors' setting), or fix them after the first."""
+    """Train the shared layers in later steps as well (authors' setting), or freeze them after the first."""
     bias: bool = True
     """Give the heads a bias (authors' code)."""
     scale_bias: bool = False
-    """γ scales the bias of new classes, too, as in WA; the authors' code leaves it."""
+    """Also scale the bias of new classes by γ, as in WA; the authors' code does not."""
 
     def build(self, architecture: Architecture) -> None:
         self.architecture = architecture

@@ -15,7 +15,7 @@ class NCM(Method):
     """Predicts the class whose mean has the largest cosine with the features. Nothing is trained."""
 
     scale: Positive = 20.0
-    """Factor of the cosines; it makes their softmax less flat and changes no answer."""
+    """Factor of the cosines; it makes their softmax less flat and changes no prediction."""
 
     paper = "Zhou et al., Revisiting Class-Incremental Learning with Pre-Trained Models, IJCV 2024"
     variants: ClassVar = {"ncm": {}}

@@ -44,8 +44,8 @@ class PODNet(Method):
     The released code does not train with the paper's Eq. 10. It measures similarity by the negative squared distance of
     unit vectors, 2 cos - 2, where the text has cos; it subtracts the margin from every class, so that it cancels; and
     its shift for stability leaves the winner in the denominator, which gives a cross-entropy that counts a wrong winner
-    twice. Published figures come from that loss, so ``form = "code"`` is the default; ``"paper"`` is Eq. 10. The
-    code's clamp of every gradient to ±5 is left out.
+    twice. Published results come from that loss, so ``form = "code"`` is the default; ``"paper"`` is Eq. 10. The
+    code's clamping of every gradient to ±5 is omitted.
     """
 
     paper = "Douillard et al., PODNet: Pooled Outputs Distillation, ECCV 2020"

@@ -32,13 +32,13 @@ def registry() -> dict[str, tuple[type[Method], Mapping[str, Any]]]:
             raise UsageError(f"cannot load the plug-in {entry.name} ({error}): fix or uninstall it") from error
         for name, fields in variants.items():
             if name in found:
-                raise UsageError(f"the plug-in {entry.name} defines the method {name}, which exists already: rename it")
+                raise UsageError(f"the plug-in {entry.name} defines the method {name}, which already exists: rename it")
             found[name] = plugin, fields
     return found
 
 
 def register(cls: type[Method]) -> str:
-    """Add a method that is not installed as a plug-in, for this process; return its first name."""
+    """Register a method that is not installed as a plug-in, for this process only; return its first name."""
     registry().update({name: (cls, fields) for name, fields in cls.variants.items()})
     return next(iter(cls.variants))
 
@@ -70,5 +70,5 @@ def make(name: str, fields: Mapping[str, Any] | None = None) -> Method:
     for field, value in (fields or {}).items():
         if field in preset and preset[field] != value:
             other = f"choose another method for {field}={shown(value)}"
-            raise UsageError(f"'{name}' stands for {field}={preset[field]}: {other}")
+            raise UsageError(f"'{name}' implies {field}={preset[field]}: {other}")
     return build(cls, {**(fields or {}), **preset}, "method")

@@ -9,7 +9,7 @@ from torch import Tensor
 from equipoise.methods import ClosedForm, Fit, Moments, Range, RidgePath, Step, choose_ridge, fit_ridge
 
 SAMPLE = 2000
-"""Images that the temperature is chosen on where only moments are kept."""
+"""Number of images to choose the temperature on, if only moments are kept."""
 
 
 @dataclass(eq=False)
@@ -35,9 +35,9 @@ class Ridge(ClosedForm):
         return {"strength": solution.strength, "temperature": solution.temperature, "offset": solution.offset}
 
     def solve_moments(self, known: Moments, step: Step, fit: Fit) -> dict[str, float]:
-        """Solve from moments. The images of this step decide the temperature only, which changes no answer.
+        """Solve from moments. The images of this step determine only the temperature, which changes no prediction.
 
-        An offset for classes with few images would: it takes all images to choose one.
+        There is no offset for classes with few images: choosing it would need all images.
         """
         sample = torch.arange(0, len(step.images), -(-len(step.images) // SAMPLE))
         rows, labels = self.rows(fit, step.images.select(sample))

@@ -80,12 +80,11 @@ class PathNet(Backbone):
         self.width, self.map_widths = widths[-1], list(widths)
         self.fixed: Tensor = nn.Buffer(torch.zeros(len(widths), parallel, dtype=torch.bool))
         self.path: Tensor = nn.Buffer(torch.zeros(len(widths), dtype=torch.long))
-        self.active = self.active_modules()
+        self.first_step = True
+        self.active = self.active_modules()  # read here, by train() and by eval(), so that no batch waits for a GPU
 
     def forward_stages(self, x: Tensor) -> list[Tensor]:
-        # a compiler cannot read tensor values, so it uses the list made by train() or eval()
-        active = self.active if torch.compiler.is_compiling() else self.active_modules()
-        return [x := layer(x, chosen) for layer, chosen in zip(self.layers, active, strict=True)]
+        return [x := layer(x, chosen) for layer, chosen in zip(self.layers, self.active, strict=True)]
 
     def active_modules(self) -> list[list[int]]:
         """Return the modules of each layer that are fixed or on the path."""
@@ -97,12 +96,12 @@ class PathNet(Backbone):
         self.fixed[torch.arange(len(self.path)), self.path] = True
 
     def unfreeze_path(self) -> None:
-        """Train only the modules that are on the path and not fixed, and shortcuts before anything is fixed."""
+        """Train only the modules that are on the path and not fixed, and in the first step the shortcuts."""
         for layer, path, fixed in self._each_layer():
             for m, module in enumerate(layer.parallel):
                 module.requires_grad_(m == path and not fixed[m])
             if layer.shortcut is not None:
-                layer.shortcut.requires_grad_(not any(fixed))
+                layer.shortcut.requires_grad_(self.first_step)
 
     def _each_layer(self) -> Iterator[tuple[PathLayer, int, list[bool]]]:
         """Yield each layer with its module on the path and which of its modules are fixed."""
@@ -117,12 +116,12 @@ class PathNet(Backbone):
             for module, is_fixed in zip(layer.parallel, fixed, strict=True):
                 module.train(mode and not is_fixed)
             if layer.shortcut is not None:
-                layer.shortcut.train(mode and not any(fixed))
+                layer.shortcut.train(mode and self.first_step)
         return self
 
 
 MAX_WEIGHTS = 250_000_000
-"""Of all parallel modules: 1 GB."""
+"""Maximum number of weights of all parallel modules: 1 GB."""
 
 
 @dataclass(eq=False)
@@ -171,7 +170,7 @@ class RPS(Method):
             9 * (inputs + outputs) * outputs for inputs, outputs in pairwise((3, *self.widths))
         )
         if weights > MAX_WEIGHTS:
-            what = f"method.widths and method.parallel make {weights:,} weights, more than {MAX_WEIGHTS:,}"
+            what = f"method.widths and method.parallel give {weights:,} weights, more than {MAX_WEIGHTS:,}"
             raise UsageError(f"{what}: lower one of them")
 
     def build(self, architecture: Architecture) -> None:
@@ -188,6 +187,7 @@ class RPS(Method):
 
     def begin(self, step: Step, fit: Fit) -> None:
         super().begin(step, fit)
+        self.paths.first_step = not step.old
         if (step.index - 1) % self.every == 0:
             if step.old:
                 self.paths.fix()

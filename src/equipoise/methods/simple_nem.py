@@ -13,7 +13,7 @@ from equipoise.methods import Fit, Method, Step, class_means, nearest_mean
 class SimpleNEM(Method):
     """The backbone is trained in step 1 and then frozen; each class is the mean of its features. No memory, no teacher.
 
-    Only with a pretrained backbone (``--backbone lite0 --freeze``) is nothing trained at all, as in the paper.
+    With a frozen pretrained backbone (``net.weights``, ``net.frozen``), nothing is trained, as in the paper.
     """
 
     paper = "Janson et al., A Simple Baseline that Questions the Use of Pretrained Models, 2022"

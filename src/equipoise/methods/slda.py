@@ -14,7 +14,7 @@ class SLDA(ClosedForm):
     """Linear discriminant analysis with Oracle Approximating Shrinkage of the covariance."""
 
     shrinkage: Fraction | None = None
-    """Share of the identity in the covariance (the authors: 1e-4); none lets OAS choose it, and a multiple of the
+    """Fraction of the identity in the covariance (the authors: 1e-4); none lets OAS choose it, and a multiple of the
     identity."""
 
     paper = "Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPRW 2020"
