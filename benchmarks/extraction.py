@@ -68,10 +68,10 @@ def make_extractor(engine: Engine, size: int, bf16: bool = False) -> Extractor:
     return Extractor(net, Augment((0.5,), (0.5,)), Runtime(), engine)
 
 
-def save_photos(folder: Path, count: int) -> list[str]:
+def save_photos(folder: Path, count: int, seed: int = 0) -> list[str]:
     """Save parts of two real photographs as JPEG files, enlarged to the sizes of ordinary small photos."""
-    folder.mkdir()
-    draws, files = np.random.default_rng(0), []
+    folder.mkdir(parents=True)
+    draws, files = np.random.default_rng(seed), []
     pictures = [Image.fromarray(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
     for number in range(count):
         picture, size = pictures[number % 2], SIZES[number % len(SIZES)]
