@@ -116,7 +116,7 @@ class Server:
 
     def folder(self) -> Path:
         """Return the directory of the pictures that were uploaded."""
-        return Path(os.fsdecode(Path(f"/proc/{self.worker()}/cmdline").read_bytes().split(b"\0")[4]))
+        return Path(os.fsdecode(Path(f"/proc/{self.worker()}/cmdline").read_bytes().split(b"\0")[-2]))
 
     def stop(self, kind: int = signal.SIGTERM) -> int:
         """Stop the server; return its exit code."""
@@ -128,7 +128,7 @@ class Server:
 @contextmanager
 def serving(model: Path | None, *options: str, token: str | None = None, **environment: str) -> Iterator[Server]:
     """Run `equipoise serve` on a free port, as the leader of a process group."""
-    arguments = [sys.executable, "-m", "equipoise", "serve", *([str(model)] if model else []), "--json"]
+    arguments = [sys.executable, "-P", "-m", "equipoise", "serve", *([str(model)] if model else []), "--json"]
     arguments += [*([] if "--port" in options else ["--port", "0"]), *options, *(["--token", token] if token else [])]
     process = subprocess.Popen(
         arguments,

@@ -78,7 +78,7 @@ def test_pretrained_weights_of_a_model_are_read_once(tmp_path: Path) -> None:
     assert result is not None
     assert result.step == 2
     again = LearnOptions(weights=file, epochs=1)
-    with pytest.raises(UsageError, match="--weights is only for the first step"):
+    with pytest.raises(UsageError, match="--weights applies only when a model is created"):
         learn_folder(ModelDir(tmp_path / "m"), glyph_folder(tmp_path / "third", range(4, 6)), again)
 
 
@@ -86,7 +86,7 @@ def test_pretrained_weights_of_a_model_are_read_once(tmp_path: Path) -> None:
     ("tensors", "message"),
     [
         ({"unknown.weight": torch.zeros(1)}, "do not fit this backbone: convs.0.weight is missing"),
-        (None, "do not exist, or are no regular file: name a local safetensors file"),
+        (None, "do not exist or are not a regular file: pass a local safetensors file"),
         (b"rubbish", "are not a safetensors file"),
     ],
 )

@@ -90,8 +90,8 @@ def test_the_examples_of_experiments_run(cli: Cli, tmp_path: Path) -> None:
 
 def test_help_joins_the_lines_of_descriptions() -> None:
     lines = [line.strip() for line in (app["learn"].default_command.__doc__ or "").splitlines()]
-    (backbone,) = [line for line in lines if line.startswith("lite0, lite1 or lite2")]
-    assert backbone.endswith("timm:NAME; fixed when the model is created (default: lite0).")
+    (backbone,) = [line for line in lines if line.startswith("Network: lite0, lite1 or lite2")]
+    assert backbone.endswith("timm:NAME with random weights; fixed when the model is created (default: lite0).")
 
 
 def test_help_is_fast() -> None:
@@ -486,7 +486,7 @@ def test_methods_datasets_and_recipes_are_listed(cli: Cli) -> None:
         (("run", "digits", "--set", "augment.mean=1,2,3"), "augment.mean and augment.std need one value"),
         (
             ("run", "digits", "--memory", "0", "--method", "icarl", *QUICK),
-            "icarl classifies by its exemplars, but the memory size is 0: set --memory",
+            "icarl classifies with its exemplars, but the memory size is 0: set --memory",
         ),
         (("methods", "wq"), "did you mean 'wa'"),
         (("run", "digits", "--backbone", "resnet3"), "did you mean 'resnet32'"),

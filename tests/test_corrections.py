@@ -112,7 +112,7 @@ def test_move_may_create_a_class(three: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda place: rename(place, "a", "b"), "there is a class 'b' already: merge the two"),
+        (lambda place: rename(place, "a", "b"), "there is already a class 'b': merge the two"),
         (lambda place: rename(place, "x", "y"), "unknown class 'x'"),
         (lambda place: rename(place, "a", " \n"), "cannot be the name of a class"),
         (lambda place: rename(place, "a", "two\nlines"), "cannot be the name of a class"),
@@ -120,7 +120,7 @@ def test_move_may_create_a_class(three: Path) -> None:
         (lambda place: merge(place, "a", ["a"]), "at least one other class"),
         (lambda place: move(place, ["00000000"], "a"), "no image begins with '00000000'"),
         (lambda place: move(place, kept(place.path)["a"], "b"), "class 'a' would have no images left"),
-        (lambda place: move(place, kept(place.path)["a"][:1], "a"), "these images are in class 'a' already"),
+        (lambda place: move(place, kept(place.path)["a"][:1], "a"), "these images are already in class 'a'"),
     ],
 )
 def test_impossible_corrections_change_nothing(three: Path, change: Callable[[ModelDir], Any], message: str) -> None:
@@ -223,7 +223,7 @@ def test_images_in_a_wrong_class_are_suspect(cli: Cli, tmp_path: Path) -> None:
     assert f"{found.image[:12]}  is in a, looks like b" in text
     move(ModelDir(tmp_path / "model"), [found.image], "b")
     assert find_suspects(ModelDir(tmp_path / "model")) == []
-    assert "no image looks as if it were in a wrong class" in cli("suspects", tmp_path / "model").out
+    assert "no image seems to be in the wrong class" in cli("suspects", tmp_path / "model").out
 
 
 def test_nearly_equal_images_in_two_classes_are_suspect(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ TEXTS = {
     "no date": ("[train]\nlr = 2021-13-45", "is not valid TOML"),
     "carriage return": ("[train]\rlr = 1", "is not valid TOML"),
     "processes": ("[runtime]\ndevices = 100000", "runtime.devices must be between 1 and"),
-    "two processes": ("[runtime]\ndevices = 2", "sets runtime.devices, which only you can"),
-    "processes for a method": ("[methods.wa.runtime]\nnodes = 2", "sets runtime.nodes, which only you can"),
-    "a compiler": ("[runtime]\ncompile = true", "sets runtime.compile, which only you can"),
+    "two processes": ("[runtime]\ndevices = 2", "sets runtime.devices, which a recipe may not do"),
+    "processes for a method": ("[methods.wa.runtime]\nnodes = 2", "sets runtime.nodes, which a recipe may not do"),
+    "a compiler": ("[runtime]\ncompile = true", "sets runtime.compile, which a recipe may not do"),
     "threads": ("[runtime]\nthreads = 100000", "runtime.threads must be between 1 and"),
-    "hub": ("[net]\nweights = 'hub'", "asks for a download of weights, which only you can allow: add --weights hub"),
-    "hub for a method": ("[methods.wa.net]\nweights = 'hub'", "asks for a download of weights"),
+    "hub": ("[net]\nweights = 'hub'", "asks to download weights, which only you can allow: add --weights hub"),
+    "hub for a method": ("[methods.wa.net]\nweights = 'hub'", "asks to download weights"),
     "hf-hub": ("[net]\nbackbone = 'timm:hf-hub:a/b'", "is not the name of a timm network"),
     "hf_hub": ("[net]\nbackbone = 'timm:hf_hub:a/b'", "is not the name of a timm network"),
     "a directory": ("[net]\nbackbone = 'timm:local-dir:/tmp'", "is not the name of a timm network"),
@@ -108,7 +108,7 @@ def test_only_regular_files_are_read(make: Any, tmp_path: Path) -> None:
         make(tmp_path / name)
     with pytest.raises(UsageError, match=r"is not a regular file|does not exist|cannot read the recipe file"):
         read_recipe(str(tmp_path / "it.toml"))
-    with pytest.raises(UsageError, match="do not exist, or are no regular file"):
+    with pytest.raises(UsageError, match="do not exist or are not a regular file"):
         load_weights(BACKBONES["tiny"](3, True), tmp_path / "it.safetensors")
 
 

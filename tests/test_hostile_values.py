@@ -288,7 +288,7 @@ def test_answers_that_are_not_finite_are_an_error(model: Path) -> None:
     with torch.no_grad():
         for weight in loaded.method.parameters():
             weight.mul_(1e20)
-    with pytest.raises(RunError, match="the model's answer is not a finite number: restore it from a copy"):
+    with pytest.raises(RunError, match="the model's predictions are not finite: restore it from a copy"):
         loaded.probabilities(loaded.inputs(unseen([0])))
 
 

@@ -118,11 +118,11 @@ def test_the_first_hundred_synsets_must_be_imagenets(tree: Path, small: None) ->
 
 def test_the_official_counts_are_known(tree: Path) -> None:
     few, other, total = check("imagenet1000", tree).problems
-    assert few.what == "classes in train/ with another number of images than 732 to 1,300"
+    assert few.what == "classes in train/ whose number of images is not 732 to 1,300"
     assert few.where[0] == "n00000000: 2"
     assert len(few.where) == 1000
     assert few.describe().endswith("n00000007: 2 and 992 more): unpack ILSVRC2012_img_train.tar again")
-    assert other.what == "classes in val/ with another number of images than 50"
+    assert other.what == "classes in val/ whose number of images is not 50"
     assert total.what == "train/ has 2,000 images instead of ImageNet's 1,281,167"
 
 

@@ -112,7 +112,7 @@ def test_numeric_labels_stay_numeric(tmp_path: Path, glyph_steps: list[Path]) ->
     files = sorted(glyph_steps[0].rglob("*.png"))
     clf = eq.IncrementalClassifier(epochs=1, image_size=24, settings={"net": {"backbone": "tiny"}})
     clf.fit(files, [1] * 24 + [2] * 24).save(tmp_path / "m")
-    with pytest.raises(UsageError, match="the labels of this model are like 1, but the folder is called 'D'"):
+    with pytest.raises(UsageError, match="this model has labels such as 1, but the folder is called 'D'"):
         learn_folder(ModelDir(tmp_path / "m"), glyph_steps[1], LearnOptions(epochs=1))
     shutil.copytree(glyph_steps[1] / "D", tmp_path / "numbers" / "7")
     learn_folder(ModelDir(tmp_path / "m"), tmp_path / "numbers", LearnOptions(epochs=1))
@@ -226,7 +226,7 @@ def test_a_directory_with_something_else_is_rejected(tmp_path: Path, glyph_steps
         ({"method": "bic"}, r"--method bic conflicts with this model \(wa\)"),
         ({"backbone": "resnet18"}, r"--backbone resnet18 conflicts with this model \(tiny\)"),
         ({"image_size": 32}, r"--image-size 32 conflicts with this model \(24\)"),
-        ({"weights": Path("x")}, "--weights is only for the first step"),
+        ({"weights": Path("x")}, "--weights applies only when a model is created"),
         ({"overrides": {"fields": {"norm": 1}}}, "method.norm is fixed when a model is created"),
         ({"overrides": {"runtime": {"precision": "bf16"}}}, r"runtime.precision=bf16 conflicts with this model \(32\)"),
         ({"memory": 5}, "a memory of 5 exemplars is too small for 9 classes"),
@@ -264,7 +264,7 @@ def test_settings_without_effect_are_rejected(
 def test_methods_that_need_more_images_than_a_model_keeps_are_rejected(glyph_steps: list[Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="joint trains on all images"):
         learn(tmp_path / "m", glyph_steps[0], method="joint")
-    with pytest.raises(UsageError, match="icarl classifies by its exemplars, but the memory size is 0"):
+    with pytest.raises(UsageError, match="icarl classifies with its exemplars, but the memory size is 0"):
         learn(tmp_path / "m", glyph_steps[0], method="icarl", memory=0)
 
 

@@ -328,7 +328,7 @@ def test_a_state_with_unknown_names_is_rejected() -> None:
 
 def test_icarl_without_a_memory_is_rejected_before_anything_is_trained(quick: Quick, tmp_path: Path) -> None:
     settings = resolve("digits", "icarl", overrides={"memory": {"size": 0}})
-    with pytest.raises(UsageError, match="icarl classifies by its exemplars, but the memory size is 0"):
+    with pytest.raises(UsageError, match="icarl classifies with its exemplars, but the memory size is 0"):
         Experiment.prepare(settings, Trial("icarl", {}).data())
     with pytest.raises(UsageError, match="the memory size is 0"):
         quick(method="icarl", out=tmp_path / "run", overrides={"memory": {"size": 0}})
@@ -410,7 +410,7 @@ def test_weights_of_another_library_are_loaded_without_its_head(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "the weights .* do not exist, or are no regular file: name a local safetensors file"),
+        (None, "the weights .* do not exist or are not a regular file: pass a local safetensors file"),
         (b"not tensors", "the weights .* are not a safetensors file: convert them first"),
         ((3, 8, 8), r"convs\.0\.weight has shape \(8, 3, 3, 3\), expected \(8, 1, 3, 3\)"),
     ],

@@ -187,7 +187,7 @@ def test_evaluate_skips_unknown_classes(cli: Cli, two_steps: Path, tmp_path: Pat
 def test_forget_prints_what_it_removed(cli: Cli, model_path: Path) -> None:
     forgotten = cli("forget", model_path, "B", "E")
     assert "forgot B, E" in forgotten.out
-    assert "no image or name of theirs is left" in forgotten.out
+    assert "none of their images or names is left" in forgotten.out
     assert cli("undo", model_path).code == 2
     assert "forgot 2 classes" in cli("history", model_path).out
     assert "unknown class 'B'" in cli("forget", model_path, "B").err
@@ -246,7 +246,7 @@ def test_too_little_memory_is_one_sentence(
     monkeypatch.setattr(ModelDir, "load", lambda *_, **__: allocate())
     ran = cli("predict", two_steps, "photo.png")
     assert ran.code == 2
-    assert ran.err.startswith("equipoise: there is not enough memory: use smaller images")
+    assert ran.err.startswith("equipoise: not enough memory: use smaller images")
     assert ran.err.count("\n") == 1
 
 

@@ -83,7 +83,7 @@ def test_figures_are_those_of_the_last_step(ridge: Path) -> None:
     assert last.evaluated == "leave-one-out"
     assert last.ece is not None
     assert page.cards["accuracy, leave-one-out"] == f"{last.accuracy:.1f} %"
-    assert page.cards["accuracy if every class counts the same"] == f"{last.accuracy_macro:.1f} %"
+    assert page.cards["mean accuracy per class"] == f"{last.accuracy_macro:.1f} %"
     assert page.cards["calibration error (ECE), points"] == f"{last.ece:.1f}"
     learned = ModelDir(ridge).steps()[1]
     balance = f"{learned.accuracy_old:.1f} / {learned.accuracy_new:.1f}"
@@ -149,7 +149,7 @@ def test_held_out_images_are_used_where_there_are_any(two_steps: Path, tmp_path:
         assert cells[3] == f"{int((predicted[mine] == c).sum())} of {int(mine.sum())}"
         assert int(cells[2]) == int(mine.sum())
     text = "".join(page.text)
-    assert "they are found in models that keep the features of all images" in text
+    assert "finding them needs the features of all images" in text
     assert file.read_text(encoding="utf-8").count("data:image/jpeg") == 4 * 6  # exemplars are images
     assert not default_page(two_steps).exists()
 
@@ -182,9 +182,9 @@ def test_one_class(tmp_path: Path) -> None:
     learn(tmp_path / "model", {"only": rows(0, 5)})
     page = page_of(tmp_path / "model")
     text = "".join(page.text)
-    assert page.cards["accuracy if every class counts the same"] == "–"
-    assert "There is one class so far" in text
-    assert "This model calls no image unknown" in text
+    assert page.cards["mean accuracy per class"] == "–"
+    assert "There is only one class so far" in text
+    assert "This model reports no image as unknown" in text
     assert "reliability" not in page.tables
 
 
@@ -200,11 +200,11 @@ def test_a_copy_without_images_shows_the_figures_of_its_last_step(ridge: Path, t
     ModelDir(ridge).copy_to(tmp_path / "copy", memory=False)
     page, last = page_of(tmp_path / "copy"), ModelDir(ridge).steps()[-1]
     text = "".join(page.text)
-    assert "This model keeps no images: the figures below are those of the last step." in text
+    assert "This model keeps no images: the numbers below are those of the last step." in text
     assert page.cards["accuracy, leave-one-out"] == f"{last.accuracy:.1f} %"
     assert page.cards["calibration error (ECE), points"] == f"{last.ece:.1f}"
     assert "confusion" not in page.tables
-    assert "there are no images to predict" in text
+    assert "there are no images that the model did not learn from" in text
 
 
 def test_steps_without_figures(tmp_path: Path) -> None:

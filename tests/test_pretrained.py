@@ -130,7 +130,7 @@ def test_a_file_that_was_changed_is_rejected(monkeypatch: pytest.MonkeyPatch, tm
     changed = tmp_path / "weights.pth"
     changed.write_bytes(b"not the weights")
     monkeypatch.setattr(pretrained, "weights_file", lambda name: changed)
-    with pytest.raises(UsageError, match="is not the file that equipoise knows"):
+    with pytest.raises(UsageError, match="does not have the expected hash"):
         Architecture("lite0", (3, 64, 64), weights="pretrained")()
 
 
@@ -467,11 +467,12 @@ def test_the_result_says_what_was_not_evaluated(tmp_path: Path) -> None:
     assert "every class has too few images to evaluate on" in result_lines(place.steps()[-1])[0]
     learn(tmp_path / "model", photo_folder(tmp_path / "more", ["c", "d"], count=4))
     lines = result_lines(place.steps()[-1])
-    assert "  not evaluated, because they have too few images: a, b" in lines
-    assert "  with so few images per class, it is likely to be better: each is predicted without itself" in lines
+    assert "  not evaluated, because of too few images: a, b" in lines
+    few = "  with so few images per class, the true accuracy is probably higher: each is predicted without itself"
+    assert few in lines
     only = learn(tmp_path / "only", photo_folder(tmp_path / "single", ["a"]))
     assert result_lines(only.steps()[-1]) == [
-        "[bold]done[/]; there is one class so far, so every image is predicted as it"
+        "[bold]done[/]; there is only one class so far, so every image is predicted as that class"
     ]
 
 
@@ -517,12 +518,12 @@ def test_a_class_of_a_model_with_statistics_cannot_be_extended(
 ) -> None:
     learn(tmp_path / "model", photos, keep="statistics")
     monkeypatch.setattr("equipoise.app.learn.read_images", None)  # the error comes before any image is read
-    with pytest.raises(UsageError, match="class 'a' cannot get more images, because this model keeps statistics only"):
+    with pytest.raises(UsageError, match="cannot add images to class 'a', because this model keeps only statistics"):
         learn(tmp_path / "model", photos, extend=True)
     monkeypatch.undo()
     narrow = LearnOptions(method="acil", overrides=SMALL | {"fields": {"projection": 64}})
     learn_folder(ModelDir(tmp_path / "acil"), photos, narrow)
-    with pytest.raises(UsageError, match="keeps statistics only: create a model with another method"):
+    with pytest.raises(UsageError, match="keeps only statistics: create a model with another method"):
         learn(tmp_path / "acil", photos, extend=True)
     assert forget(ModelDir(tmp_path / "acil"), ["a"]).remains == "statistics"
 

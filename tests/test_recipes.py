@@ -31,7 +31,7 @@ def test_every_recipe_resolves_for_every_method(name: str) -> None:
         ({"train": {"epochs": "many"}}, "train.epochs must be a whole number, got 'many'"),
         ({"train": {"epochs": True}}, "train.epochs must be a whole number, got True"),
         ({"fields": {"norm": 3}}, "method.norm must be one of 1, 2, got 3"),
-        ({"fields": {"distill": False}}, "'wa' stands for distill=True"),
+        ({"fields": {"distill": False}}, "'wa' implies distill=True"),
         ({"memory": {"size": -1}}, "memory.size must be between 0 and 1,000,000,000,000, got -1: raise it to 0"),
         ({"net": {"backbone": "resnet23"}}, "did you mean 'resnet32'"),
         ({"augment": {"padd": 3}}, "did you mean 'pad'"),

@@ -142,7 +142,7 @@ def test_a_run_can_be_continued_with_any_class_name(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_are_not_written() -> None:
     for value in (float("nan"), float("inf")):
-        with pytest.raises(RunError, match=r"a figure of step 2 is not finite .*: check whether training diverged"):
+        with pytest.raises(RunError, match=r"a metric of step 2 is not finite .*: check whether training diverged"):
             write_lines([result(), result(2, figures={"alpha": value})])
 
 

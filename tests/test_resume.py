@@ -233,7 +233,7 @@ def test_a_file_system_without_locks_is_not_mistaken_for_another_process(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     run_dir = RunDir(tmp_path, resolve("digits"))
-    locked = r"cannot be locked .*: choose a place on a file system that has locks"
+    locked = r"cannot be locked .*: choose a place on a file system that supports locks"
     with pytest.raises(RunError, match=locked), run_dir.open(ClassStream(digits, 5), Method()):
         pass
 

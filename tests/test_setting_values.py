@@ -258,7 +258,7 @@ def test_numbers_of_other_scripts_are_numbers() -> None:
 
 
 def test_rps_has_a_limit_for_all_of_its_modules_together() -> None:
-    with pytest.raises(UsageError, match=r"method\.widths and method\.parallel make .* weights, more than"):
+    with pytest.raises(UsageError, match=r"method\.widths and method\.parallel give .* weights, more than"):
         resolve("digits", "rps", overrides={"fields": {"widths": [2048] * 64, "parallel": 64}})
     authors = [64, 64, 128, 128, 256, 256, 512, 512, 512]
     assert resolve("digits", "rps", overrides={"fields": {"widths": authors}}).fields["widths"] == tuple(authors)

@@ -1,4 +1,4 @@
-"""Sort a heap of photos: folders by class, groups of unknown photos, and a contact sheet."""
+"""Sort photos: folders by class, groups of unknown photos, and a contact sheet."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_impossible_places_are_refused(cli: Cli, model: Path, heap: Path, tmp_pa
     assert "is inside" in cli("sort", model, heap, heap / "out").err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
-    assert "exists already" in cli("sort", model, heap, tmp_path / "full").err
+    assert "already exists" in cli("sort", model, heap, tmp_path / "full").err
     assert "is not a directory" in cli("sort", model, tmp_path / "none", tmp_path / "out").err
 
 
@@ -96,7 +96,7 @@ def test_files_that_cannot_be_read_stay(cli: Cli, model: Path, heap: Path, tmp_p
     (heap / "bad.jpg").write_bytes(b"no")
     ran = cli("sort", model, heap, tmp_path / "out", "--how", "move")
     assert ran.code == 2
-    assert "1 of 17 photos could not be sorted; they stay where they are" in ran.err
+    assert "1 of 17 photos could not be sorted; they were left where they are" in ran.err
     assert files(heap) == {"bad.jpg": b"no"}
 
 
@@ -144,7 +144,7 @@ def test_the_loop_closes(cli: Cli, model: Path, heap: Path, tmp_path: Path) -> N
     cli("sort", own, heap, tmp_path / "out", *STRICT)
     unknown = sorted((tmp_path / "out").glob("unknown-*"))
     assert [entry.reason for entry in scan_folder(tmp_path / "out").skipped if "unknown" in entry.path] == [
-        "it has no name yet: rename the folders that `equipoise sort` made"
+        "it has no name yet: rename the folders that `equipoise sort` created"
     ] * len(unknown)
     stripes = tmp_path / "new" / "stripes"
     stripes.mkdir(parents=True)

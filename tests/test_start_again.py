@@ -59,7 +59,7 @@ def test_a_model_of_another_program_is_left_alone(tmp_path: Path) -> None:
     """Transformers writes files of the same names."""
     for name in ("config.json", "model.safetensors", "README.md"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(UsageError, match="does not look like a model of equipoise"):
+    with pytest.raises(UsageError, match="does not look like an equipoise model"):
         start_again(ModelDir(tmp_path))
     assert names(tmp_path) == ["README.md", "config.json", "model.safetensors"]
 

@@ -1,1 +1,1 @@
-"""The classifier you keep: taught from folders or arrays, stored in a directory, undone, exported."""
+"""Models that users keep: teach them from folders or arrays, store, correct, undo and export them."""

@@ -1,8 +1,8 @@
 """What would improve a model most: photos of one class, or a network that is trained.
 
-A class is recognised better with more images, and how much better is a matter of experience: the learning curve of this
-model. Its error falls like n^(−b), where b follows from two points: the solution from every second image, evaluated on
-the others, and leave-one-out. The class whose error would fall most with a few more images is the one to mention.
+More images of a class lower its error. How much is estimated from the learning curve of the model: its error falls like
+n^(−b), where b follows from two points: the solution from every second image, evaluated on the others, and
+leave-one-out. The advice names the class whose error would fall most with a few more images.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from equipoise.learn.ridge import fit_ridge
 MORE = 10
 """Images to add to a class."""
 WORTH = 0.03
-"""By how much the error of the class should fall at least to be worth the trouble."""
+"""Minimum reduction of the class's error that is worth the effort."""
 PRIOR = 5
 """Images of the average class to mix into the error of each class: of two images, both may be wrong by chance."""
 CURVE = (0.1, 1.0)
 """Range of b: more images always help a little, and no classifier learns faster than 1/n."""
 MOST = 20_000
-"""Images, at most, that the curve is fitted to."""
+"""Maximum number of images that the curve is fitted to."""
 
 
 @dataclass(frozen=True)
 class ClassNeed:
-    """A class that more images would help, and what it is confused with."""
+    """A class that needs more images, and the class that it is confused with."""
 
     index: int
     error: float
@@ -48,15 +48,15 @@ class ClassNeed:
 
 
 def advise(model: Model, result: StepResult, everything: Images | None) -> str | None:
-    """Return what to do next, if it is worth it; ``everything`` is what leave-one-out predictions are about."""
+    """Return advice, if it is worth giving; ``everything`` has the images of the leave-one-out predictions."""
     method = model.method
     if result.evaluated != "leave-one-out" or everything is None or method.loo_logits is None or result.seen < 2:
         return None
     enough = len(model.memory) >= 20 * result.seen
     if enough and (result.accuracy_macro or 100) < 70:
         return (
-            f"the features of {model.settings.net.backbone} do not separate these classes well; with so many images, a "
-            "new model with --method wa, which trains the network too, may do better (it takes many minutes)"
+            f"the features of {model.settings.net.backbone} do not separate these classes well; with this many images, "
+            "a new model with --method wa, which also trains the network, may do better (it takes many minutes)"
         )
     wrong = confusion(everything.labels[method.loo_rows], method.loo_logits.argmax(1), result.seen)
     if int(wrong.sum() - wrong.diagonal().sum()) == 0:

@@ -1,6 +1,6 @@
-"""After a step: make probabilities as high as they are right, and learn how familiar known images look.
+"""After a step: calibrate the probabilities, and fit the familiarity of known images.
 
-Both need images that the model was not fitted to: leave-one-out predictions where the method has them, else the
+Both need images that the model was not fitted to: leave-one-out predictions if the method has them, otherwise the
 held-out images.
 """
 
@@ -19,12 +19,12 @@ from equipoise.learn.ridge import best_temperature, one_thread
 from equipoise.learn.unknown import Familiarity, class_cosines, cosines_without_self, mean_features
 
 MOST = 20_000
-"""Images, at most, that are looked at: enough for a quantile, and few enough for any number of classes."""
+"""Maximum number of images to use: enough for a quantile, and few enough for any number of classes."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Images that were left out or held out; one row each."""
+    """Images that were left out or held out, one row per image."""
 
     labels: Tensor
     logits: Tensor

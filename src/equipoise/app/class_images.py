@@ -1,4 +1,4 @@
-"""The images that a model keeps of one class, to be looked at, without reading those of the others.
+"""Show the images that a model keeps of one class, without reading those of other classes.
 
 An image is named by the hash of its pixels. In a block of features, it can also be named by the block and its place in
 it (``<block>-<place>``), which is known before the block is read.
@@ -29,12 +29,12 @@ class ClassImages:
 
     def __init__(self, place: ModelDir, model: Model, images: ModelImages) -> None:
         self.place, self.model, self.images = place, model, images
-        # somebody who looks at pictures looks at several of a block, and each block is read and hashed as a whole
+        # users look at several pictures of a block, and each block is read and hashed as a whole
         self._block = lru_cache(LAST)(self._read_block)
 
     @property
     def shown(self) -> bool:
-        """Whether there are pictures: thumbnails beside features, or the images themselves."""
+        """Whether there are pictures: thumbnails next to features, or the images themselves."""
         if self.model.in_blocks:
             return self.model.keeps_thumbnails
         return not is_features(self.model.shape) and self.model.shape[0] in MODES

@@ -54,7 +54,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     Labels are strings, 64-bit integers, floats with integer values, or booleans: all of one type, in all steps. Nothing
     else is converted: NaN, None, null characters, halves of surrogate pairs and strings of more than 1000 characters
-    raise an error. Strings are normalised to NFC, so that a name is one class however its accents are encoded.
+    raise an error. Strings are normalised to NFC, so that a name is the same class however its accents are encoded.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self
 
     def _copy_of(self, model: Model) -> Model:
-        """Return a copy of the model to train; settings that are fixed at the first step must not differ."""
+        """Return a copy of the model to train; raise an error if settings differ that are fixed at the first step."""
         settings = model.settings
         wanted = {"method": settings.method, "seed": settings.seed, "backbone": settings.net.backbone}
         for name, current in wanted.items():

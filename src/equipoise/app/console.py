@@ -1,4 +1,4 @@
-"""What the commands for models print."""
+"""Output of the commands for models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from equipoise.errors import DataError
 LISTED = 20
 """Skipped files that are listed one by one."""
 FEW = 5
-"""Images per class below which leave-one-out is much lower than the accuracy on new images."""
+"""Below this number of images per class, leave-one-out is much lower than the accuracy on new images."""
 
 
 class LearnConsole(ProgressBar, LearnListener):
@@ -116,7 +116,7 @@ def plan_lines(plan: StepPlan, seconds: float, epochs_done: int) -> list[str]:
         beside = f", with {kept} of {counted(step.old, 'old class')}"
     held = f", {plan.held:,} held out" if plan.held else ""
     takes = f": about {duration(seconds)}" if plan.model.trains or seconds >= 1 else ""
-    training = f", {counted(plan.epochs, 'epoch')}{takes}" if plan.model.trains else f", solved at once{takes}"
+    training = f", {counted(plan.epochs, 'epoch')}{takes}" if plan.model.trains else f", solved in closed form{takes}"
     lines = [
         f"[bold]step {len(model.steps) + 1}[/]: {escape(describe_classes(plan.added, plan.extended, most=8))}",
         f"  learning from {counted(len(step.images), 'image')}{beside}{held}",
@@ -131,21 +131,23 @@ def result_lines(result: StepResult) -> list[str]:
     """Describe the result of a step."""
     if result.accuracy is None:
         return [
-            "[bold]done[/]; accuracy unknown, because every class has too few images to evaluate on: add more, or use "
-            "`equipoise evaluate` with others"
+            "[bold]done[/]; accuracy unknown, because every class has too few images to evaluate on: add more, or run "
+            "`equipoise evaluate` on other images"
         ]
     if result.seen == 1:
-        return ["[bold]done[/]; there is one class so far, so every image is predicted as it"]
+        return ["[bold]done[/]; there is only one class so far, so every image is predicted as that class"]
     macro = percent(result.accuracy_macro)
     even = result.accuracy_macro is None or macro == percent(result.accuracy)
-    alike = "" if even else f" ({macro} if every class counts the same)"
+    alike = "" if even else f" ({macro} on average per class)"
     lines = [f"[bold]accuracy {result.accuracy:.1f} %[/]{alike} on {evaluated_on(result)}"]
     totals = {entry.name: entry.total or 0 for entry in result.per_class}
     if left_out := [name for name, total in totals.items() if not total]:
         names = escape(describe_classes(left_out, [], most=8))
-        lines.append(f"  not evaluated, because they have too few images: {names}")
+        lines.append(f"  not evaluated, because of too few images: {names}")
     if result.evaluated == "leave-one-out" and median(total for total in totals.values() if total) < FEW:
-        lines.append("  with so few images per class, it is likely to be better: each is predicted without itself")
+        lines.append(
+            "  with so few images per class, the true accuracy is probably higher: each is predicted without itself"
+        )
     if result.total_old and result.total_new:
         if result.gamma is not None:
             lines[0] += f" ({percent(result.accuracy_uncorrected)} before the correction)"
@@ -242,7 +244,7 @@ def history_table(steps: Sequence[StepResult]) -> Table:
 
 
 def class_table(*figures: str) -> Table:
-    """Return an empty table of classes with the given figures."""
+    """Return an empty table of classes with the given columns."""
     return Table("class", *(Column(name, justify="right") for name in figures), box=box.SIMPLE, pad_edge=False)
 
 

@@ -49,11 +49,11 @@ def write_sheet(out: Path, photos: Sequence[SortedPhoto]) -> None:
     for photo in sorted(placed, key=_order):
         folders.setdefault(str(photo.folder), []).append(photo)
     unknown = sum(1 for mine in folders.values() if mine[0].unknown)
-    intro = f"{len(placed):,} photos in {len(folders):,} folders. Within a folder, the least certain come first."
+    intro = f"{len(placed):,} photos in {len(folders):,} folders. In each folder, the least certain photos come first."
     if unknown:
         intro += (
-            f" {unknown:,} of the folders hold photos that look like none of the classes: rename these folders, move "
-            "what is in the wrong one, and learn them."
+            f" {unknown:,} of the folders contain photos that look like none of the classes: rename these folders, "
+            "move photos that are in the wrong folder, and teach them."
         )
     sections = "\n".join(_section(name, mine) for name, mine in folders.items())
     page = PAGE.format(intro=html.escape(intro), sections=sections)

@@ -1,7 +1,7 @@
-"""Corrections of a model's classes: rename, merge, move images. Each is a version that ``undo`` takes back.
+"""Corrections of a model's classes: rename, merge, move images. Each creates a version that ``undo`` can revert.
 
-What changes is learned again as `learn --extend` does it: a closed-form method is solved again from all features that
-it keeps, any other method is trained on the exemplars.
+Changed classes are learned again as with `learn --extend`: a closed-form method is solved again from all stored
+features, any other method is trained on the exemplars.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from equipoise.errors import DataError, UsageError
 from equipoise.version import __version__
 
 IDENTITY = re.compile("[0-9a-f]{8,32}")
-"""The beginning of an image's name, long enough to be typed by nobody by accident."""
+"""The beginning of an image's name, too long to be typed by accident."""
 
 
 def rename(place: ModelDir, old: str, new: str) -> StepResult:
-    """Give a class another name; nothing else changes."""
+    """Rename a class; nothing else changes."""
     place.check()
     with place.writing():
         model = place.load(images=True)
         before, name = model.find(old), as_label(checked_name(new), model)
         if name in model.classes:
-            raise UsageError(f"there is a class '{name}' already: merge the two instead")
+            raise UsageError(f"there is already a class '{name}': merge the two instead")
         place.abandon_step()
         model.classes[model.classes.index(before)] = name
         # the name may have been that of a class that was merged into another: nothing could tell the two apart
@@ -62,7 +62,7 @@ def rename(place: ModelDir, old: str, new: str) -> StepResult:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a class without space around it; raises an error if nobody could read it."""
+    """Strip spaces from the name of a class; raise an error if it has no visible characters."""
     name = printable(name).strip()
     seen = name.replace("\u200c", "").replace("\u200d", "")  # some scripts and emoji join characters with these
     if not seen or not seen.isprintable():
@@ -85,7 +85,7 @@ def without_class(step: StepResult, gone: Label) -> StepResult:
 
 
 def renamed(step: StepResult, old: Label, new: Label) -> StepResult:
-    """Return a result with another name for a class."""
+    """Return a result in which a class is renamed."""
 
     def names(labels: Iterable[Label]) -> list[Label]:
         return [new if label == old else label for label in labels]
@@ -100,7 +100,7 @@ def renamed(step: StepResult, old: Label, new: Label) -> StepResult:
 
 
 def merge(place: ModelDir, into: str, others: Sequence[str], listener: LearnListener | None = None) -> StepResult:
-    """Make the images of some classes images of the class ``into``."""
+    """Merge classes into the class ``into``."""
     place.check()
     with place.writing():
         model = place.load(images=True)
@@ -142,8 +142,10 @@ def move(
         new, held = take_out(model, find_images(model, images), label)
         if not len(new):
             if len(held):
-                raise UsageError("these images are held out for evaluation: move others of their class with them")
-            raise UsageError(f"these images are in class '{label}' already")
+                raise UsageError(
+                    "all of these images are held out for evaluation: also move other images of their class"
+                )
+            raise UsageError(f"these images are already in class '{label}'")
         return _learn(place, model, {label: new}, held, listener, "move", [label])
 
 
@@ -178,14 +180,14 @@ def find_images(model: Model, wanted: Sequence[str]) -> set[str]:
             names = [name for name in stored if name.startswith(image)]
             if len(names) != 1:
                 many = "several images begin" if names else "no image begins"
-                raise UsageError(f"{many} with '{image}': see `equipoise suspects --json` for whole names")
+                raise UsageError(f"{many} with '{image}': `equipoise suspects --json` shows full names")
             found.add(names[0])
             continue
         answer = decode_file(image, model.shape[1], model.bicubic)
         if isinstance(answer, DataError):
             raise answer
         if answer[1] not in stored:
-            raise UsageError(f"the model keeps no image with the pixels of {printable(image)}: `learn` it first")
+            raise UsageError(f"the model has not stored an image identical to {printable(image)}: `learn` it first")
         found.add(answer[1])
     return found
 

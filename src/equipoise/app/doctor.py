@@ -75,7 +75,7 @@ def examine(deep: bool = False) -> Report:
 
 
 def _guarded(topic: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yield the findings; whatever goes wrong is one, too."""
+    """Yield the findings; an exception becomes a finding, too."""
     try:
         yield from look()
     except Exception as error:  # a broken package fails in any way

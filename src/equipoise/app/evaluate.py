@@ -18,7 +18,7 @@ from equipoise.errors import DataError
 def evaluate_folder(
     model: Model, folder: Path, listener: LearnListener | None = None
 ) -> tuple[dict[str, Any], FolderScan]:
-    """Return the figures over the images of known classes, and the folder with what was skipped."""
+    """Return the metrics on images of known classes, and the folder scan with the skipped files."""
     model.check_takes_photos()
     listener, found = listener or LearnListener(), scan_folder(folder)
     known = {str(name): index for index, name in enumerate(model.classes)}
@@ -27,7 +27,9 @@ def evaluate_folder(
         found.skip(folder / name, "the model does not know this class")
     if not found.classes:
         names = ", ".join(list(known)[:5]) + (", …" if len(known) > 5 else "")
-        raise DataError(f"{folder} has no class that the model knows: name its folders after its classes ({names})")
+        raise DataError(
+            f"{folder} has no class that the model knows: name its folders after the model's classes ({names})"
+        )
     images = read_images(found, model.shape[1], listener.reading, extractor=model.extractor, bicubic=model.bicubic)
     together = collect(images, model.stored_shape)
     labels = torch.tensor([known[name] for name in images])[together.labels]

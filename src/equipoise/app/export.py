@@ -47,7 +47,7 @@ class Exported:
 
 
 class ExportModule(nn.Module):
-    """From images of the model's size, or rows of features, to probabilities, familiarity and whether it is unknown.
+    """Map images of the model's size, or rows of features, to probabilities, familiarity and the unknown flag.
 
     A model of photos takes one image, uint8, 1 × 3 × H × W, and its outputs are those of one image; others take
     batches, uint8, N × H × W × C, or rows of floats.
@@ -100,12 +100,12 @@ def export_onnx(model: Model, out: Path) -> Exported:
     """Write a model as an ONNX file and check that it predicts what the model predicts.
 
     The input of a model of photos is ``image``: an upright RGB picture of any size, uint8, height × width × 3, with
-    transparent parts made white. The graph crops, resizes and normalises it. The outputs are ``probabilities`` (one per
-    class), ``familiarity`` and ``unknown`` (whether an image of a known class rarely looks so unfamiliar, as for
-    ``predict``).
+    transparent parts replaced by white. The graph crops, resizes and normalises it. The outputs are ``probabilities``
+    (one per class), ``familiarity`` and ``unknown`` (whether images of known classes rarely look this unfamiliar, as
+    for ``predict``).
 
-    Other models take a batch, ``images``: grey images, images with unequal sides and those of models from before photos
-    were cropped at whole pixels (uint8, N × height × width × channels, in the size that they were learned in), or rows
+    Other models take a batch, ``images``: grey or non-square images, images of older models, which did not crop photos
+    at whole pixels (uint8, N × height × width × channels, in the size that they were learned in), or rows
     of features (float32). Their outputs have one row per image.
 
     The names of the classes are in the output ``classes`` and in the metadata.
@@ -113,9 +113,9 @@ def export_onnx(model: Model, out: Path) -> Exported:
     Raises
     ------
     UsageError
-        If a package is missing, or the directory of ``out``.
+        If a package or the directory of ``out`` is missing.
     RunError
-        If the file predicts something else than the model; it is not written then.
+        If the file's predictions differ from the model's; the file is not written.
     """
     onnx: Any = require("onnx", "onnx", "an ONNX export")
     require("onnxscript", "onnx", "an ONNX export")  # torch's exporter needs it
@@ -228,12 +228,12 @@ def metadata(model: Model) -> dict[str, str]:
 
 
 def check(model: Model, data: bytes) -> tuple[int, float]:
-    """Return the number of pictures that a file was compared with the model on, and the largest difference.
+    """Compare a file with the model; return the number of pictures compared and the largest difference.
 
     Raises
     ------
     RunError
-        If the file predicts something else.
+        If the predictions differ.
     """
     onnxruntime: Any = require("onnxruntime", "onnx", "the check of an ONNX file")
     options = onnxruntime.SessionOptions()
@@ -262,7 +262,7 @@ def check(model: Model, data: bytes) -> tuple[int, float]:
         found[1], familiarity, rtol=0.1, atol=0.1
     )  # others are near the threshold
     if not coarse and (wrong.any() or not (differences <= limits).all()):
-        raise RunError(f"the exported file predicts something else (difference up to {differences.max():.2g})")
+        raise RunError(f"the exported file gives different predictions (difference up to {differences.max():.2g})")
     return len(pictures), float(differences.max())
 
 

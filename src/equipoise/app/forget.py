@@ -28,7 +28,7 @@ JSON_FILES = ("config.json", "steps.json", "images.json")
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What was removed, and how many files were searched for remains."""
+    """What was removed, and how many files were searched for traces."""
 
     classes: list[Label]
     images: int
@@ -90,7 +90,7 @@ def former_names(steps: Sequence[StepResult], gone: Sequence[Label], current: Se
 
 
 def without_classes(step: StepResult, gone: Sequence[Label]) -> StepResult:
-    """Return a result that does not mention the removed classes; its figures stay."""
+    """Return a result that does not mention the removed classes; its metrics stay."""
     return replace(
         step,
         classes=[label for label in step.classes if label not in gone],
@@ -124,9 +124,9 @@ def _evaluate(model: Model, count: int) -> StepResult:
 
 
 def verify(place: ModelDir, gone: Sequence[Label], images: Mapping[str, bytes], sizes: Container[int]) -> int:
-    """Search every file for remains of the removed classes; return the number of files.
+    """Search every file for traces of the removed classes; return the number of files.
 
-    A copy of an image has one of their ``sizes``, so that other files, of any size, need not be read.
+    A copy of a removed image has one of the given ``sizes``, so files of other sizes need not be read.
     """
     files = [entry.name for entry in place.directory.walk() if entry.kind == "file"]
     contents = set(images.values())

@@ -1,4 +1,4 @@
-"""What a model consists of: classes, memory, norms, size on disk."""
+"""Facts about a model: classes, memory, norms, size on disk."""
 
 from __future__ import annotations
 

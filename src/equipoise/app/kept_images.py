@@ -1,4 +1,4 @@
-"""What a model keeps of its images on disk: the images themselves, or rows of a frozen backbone's features."""
+"""Images that a model keeps on disk: the images themselves, or rows of a frozen backbone's features."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load_images(directory: Directory, model: Model, names: ModelImages) -> None:
 
 
 def store_images(directory: Directory, model: Model) -> ModelImages:
-    """Write what the directory does not contain yet; return the names of all."""
+    """Write all images that the directory does not contain yet; return the names of all."""
     kept: Mapping[Label, tuple[Images, Images]] = model.images_by_class()
     names: dict[str, list[list[str]]] = {kind: [] for kind in KINDS}
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Teach a model in a directory the classes of a folder of photos."""
+"""Teach the classes in a folder of photos to a model in a directory."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from equipoise.learn.runtime import Runtime
 from equipoise.learn.stage import TrainListener
 
 Keep = Literal["features", "thumbnails", "statistics"]
-"""What methods that train nothing keep; thumbnails are kept beside features."""
+"""What methods that train nothing keep; thumbnails are kept in addition to features."""
 
 
 @dataclass(frozen=True)
 class LearnOptions:
-    """What a user may ask of a step; None means the default or the model's own setting."""
+    """Options of a step; None means the default or the model's own setting."""
 
     method: str | None = None
     backbone: str | None = None
@@ -74,7 +74,7 @@ class LearnListener(TrainListener):
         return images
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
+        """Receive a note for the user."""
 
     def plan(self, plan: StepPlan, found: FolderScan, seconds: float, epochs_done: int) -> None:
         """The step is ready and will take about ``seconds``; ``epochs_done`` were trained before an interruption."""
@@ -184,7 +184,7 @@ def as_label(name: str, model: Model) -> Label:
     label: Label = parse_value(name)
     if type(label) is not type(model.classes[0]) or str(label) != name:
         raise UsageError(
-            f"the labels of this model are like {model.classes[0]!r}, but the folder is called '{name}': rename it"
+            f"this model has labels such as {model.classes[0]!r}, but the folder is called '{name}': rename it"
         )
     return label
 
@@ -283,7 +283,7 @@ def _reject_changes(model: Model, wanted: LearnOptions, runtime: Runtime) -> Non
             what = f"{option}{asked} conflicts with this model ({current})"
             raise UsageError(f"{what}: remove it, or create a new model")
     if wanted.weights is not None:
-        raise UsageError("--weights is only for the first step of a model: the network of this one is fixed")
+        raise UsageError("--weights applies only when a model is created: remove it, or create a new model")
     for section, values in wanted.overrides.items():
         for name in values if section not in ("train", "memory", "runtime") else ():
             shown = f"{'method' if section == 'fields' else section}.{name}"

@@ -29,9 +29,9 @@ from equipoise.learn.unknown import Familiarity, check_calibration
 ACCEPT = 0.95
 """Fraction of known images that are recognised as such, by default."""
 CALIBRATION = "calibration."
-"""What the names of tensors begin with that are not the method's."""
+"""Prefixes of tensors that do not belong to the method."""
 TEMPERATURES = 1e-6, 1e6
-"""Least and greatest temperature of a model."""
+"""Lowest and highest temperature of a model."""
 
 
 @dataclass
@@ -52,11 +52,11 @@ class Model(Learner):
     thumbnails: dict[str, bytes] = field(default_factory=dict)
     """JPEG files by the name of their image."""
     bicubic: bool = True
-    """Whether photos are cropped at whole pixels and resized with a bicubic filter, which an export can do, too."""
+    """Whether photos are cropped at whole pixels and resized with a bicubic filter, which an export can do as well."""
     temperature: float = 1.0
-    """Divides the logits, so that probabilities are as high as they are right."""
+    """Divides the logits, so that probabilities are calibrated."""
     familiarity: Familiarity | None = None
-    """Tells images of unknown classes; None if there was nothing to fit it to."""
+    """Recognises images of unknown classes; None if there was nothing to fit it to."""
 
     @staticmethod
     def create(settings: Settings, shape: Shape, augment: Augment) -> Model:
@@ -123,7 +123,7 @@ class Model(Learner):
         self.memory.exemplars = exemplars
 
     def without_images(self) -> Self:
-        """Return the model without exemplars and held-out images: it predicts but learns no more."""
+        """Return the model without exemplars and held-out images: it predicts but cannot learn more."""
         return replace(self, memory=self.settings.make_memory(), holdout=no_images(self.stored_shape))
 
     def over(self, images: Images) -> InferencePass:
@@ -133,7 +133,7 @@ class Model(Learner):
     def inputs(self, pixels: Tensor, fill: bool = False) -> Images:
         """Return uint8 images N × C × H × W (or rows of features) as the method takes them.
 
-        Other batches than full ones may differ in the last bits, so learning fills them up.
+        Results of partial batches may differ in the last bits, so learning fills them up.
         """
         if self.extractor is None or not len(pixels):
             return Images.of(pixels) if len(pixels) else no_images(self.stored_shape)
@@ -155,9 +155,10 @@ class Model(Learner):
         return self.predictor()(images)[0]
 
     def predictor(self) -> Callable[[Images], tuple[Tensor, Tensor]]:
-        """Return what predicts images until the model changes: probabilities, and how familiar each image looks.
+        """Return a function that predicts probabilities and how familiar images look, until the model changes.
 
-        Classes are computed in an order that does not depend on when they were learned, so that no bit does.
+        Classes are computed in an order that does not depend on when they were learned, so that results are
+        bit-identical.
         """
         method = self.method
         by_name = torch.tensor(sorted(range(len(self.classes)), key=lambda c: str(self.classes[c])), dtype=torch.long)
@@ -180,7 +181,7 @@ class Model(Learner):
             found = self.over(images).map_features(classify)
             logits = found[:, :-1][:, columns] / self.temperature
             if not logits.isfinite().all() or found[:, -1].isnan().any():
-                raise RunError("the model's answer is not a finite number: restore it from a copy, or check the inputs")
+                raise RunError("the model's predictions are not finite: restore it from a copy, or check the inputs")
             return logits.softmax(1)[:, by_name.argsort()], found[:, -1]
 
         return predict
@@ -206,7 +207,7 @@ class Model(Learner):
         self.temperature = float(own.get("temperature", 1.0))
         self.familiarity = Familiarity.of(own) if "means" in own else None
         if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
-            raise ValueError("its temperature is not positive, or far from any useful one")
+            raise ValueError("its temperature is not positive, or not in a useful range")
 
     def check_layout(self, layout: Mapping[str, Tensor]) -> None:
         """Raise an error unless tensors of these types and shapes fit the method and the classes."""
@@ -215,7 +216,7 @@ class Model(Learner):
         check_calibration(own, len(self.classes))
 
     def check_predictions(self) -> None:
-        """Raise an error unless the model can predict; one empty image tells."""
+        """Raise an error unless the model can predict an empty image."""
         blank = torch.zeros((1, *self.stored_shape), dtype=no_images(self.stored_shape).store.dtype)
         try:
             probabilities = self.probabilities(Images.of(blank))

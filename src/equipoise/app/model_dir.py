@@ -96,7 +96,7 @@ class ModelDir:
         return self.directory.is_file("config.json")
 
     def check(self) -> None:
-        """Raise an error unless there is a model, and nothing of it is a link or has a wrong type."""
+        """Raise an error unless there is a model, and all of its files have the expected type and are not links."""
         if self._checked():
             return
         if self.directory.is_dir(PENDING):
@@ -291,7 +291,7 @@ class ModelDir:
         return name
 
     def undo(self) -> StepResult | None:
-        """Go back to the version before; return the result of the undone step, None if it cannot be read."""
+        """Go back to the previous version; return the result of the undone step, None if it cannot be read."""
         config = self.config()
         before = self._before(config)
         try:
@@ -327,7 +327,7 @@ class ModelDir:
         return model_files.read_config(self.directory, f"{folder}/config.json")
 
     def _tidy(self) -> None:
-        """Update links and card, and delete what no version names."""
+        """Update links and card, and delete files that no version names."""
         self.directory.remove_temporary()
         config = self.config()
         # A failure here comes after the commit, and is tried again before the next one. If a version is damaged,

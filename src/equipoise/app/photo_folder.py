@@ -29,7 +29,7 @@ Decoded = tuple[Tensor, str] | DataError
 """An image with its name, or why there is none."""
 Progress = Callable[[Iterable[Decoded], int], Iterable[Decoded]]
 UNNAMED = re.compile(r"unknown-\d+")
-"""Folders of photos of unknown classes that `equipoise sort` makes."""
+"""Names of the folders that `equipoise sort` creates for photos of unknown classes."""
 PARTS = {"train", "test", "val", "valid", "validation"}
 
 
@@ -78,7 +78,7 @@ def scan_folder(root: Path) -> FolderScan:
         if entry.is_symlink() and f"{real}/".startswith(f"{os.path.realpath(entry.path)}/"):
             found.skip(entry.path, "the link leads back to the folder itself")
         elif is_dir(entry) and UNNAMED.fullmatch(entry.name):
-            found.skip(entry.path, "it has no name yet: rename the folders that `equipoise sort` made")
+            found.skip(entry.path, "it has no name yet: rename the folders that `equipoise sort` created")
         elif is_dir(entry):
             _add_class(entry, found)
         else:
@@ -163,15 +163,15 @@ def read_images(
     size
         Pixels per side.
     progress
-        Passes the images on, and may show how many are decoded.
+        Wraps the images, and may show how many are decoded.
     known
         Images that the model already has, by the hash of their pixels, with their class.
     strict
         Raise an error if a file is skipped.
     extractor
-        Return rows of its features instead of images.
+        If given, return rows of its features instead of images.
     thumbnails
-        Add a small JPEG of each image here, by its hash.
+        If given, add a small JPEG of each image here, by its hash.
     bicubic
         See ``Model.bicubic``.
     """
@@ -213,7 +213,7 @@ def read_images(
 
 
 def decode_file(file: str, size: int, bicubic: bool) -> Decoded:
-    """Return the pixels of a file and their hash, or why there are none."""
+    """Return the pixels of a file and their hash, or the reason why it cannot be decoded."""
     try:
         image = torch.from_numpy(decode(file, size, bicubic=bicubic)).permute(2, 0, 1).contiguous()
     except DataError as error:

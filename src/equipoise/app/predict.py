@@ -96,7 +96,7 @@ def images_below(folder: str, links: bool = True) -> Iterator[tuple[str, str]]:
 
 
 def is_ours(folder: str) -> bool:
-    """Return whether a folder is the directory of a model or run, whose images are not anybody's photos."""
+    """Return whether a folder is the directory of a model or run, whose images are not the user's photos."""
     return os.path.lexists(f"{folder}/config.json") and any(
         os.path.lexists(f"{folder}/{name}") for name in ("versions", "metrics.jsonl", "model.safetensors")
     )

@@ -1,4 +1,4 @@
-"""What `equipoise sort` prints."""
+"""Output of `equipoise sort`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sort a heap of photos into folders by class; photos of unknown classes into folders of similar ones."""
+"""Sort photos into folders by class, and group photos of unknown classes by similarity."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SortedPhoto:
     probability: float = 0.0
     unknown: bool = False
     folder: str | None = None
-    """The folder that it is sorted into; None if it stays where it is."""
+    """The folder that it is sorted into; None if it is not moved."""
     to: str | None = None
     """The file that was made."""
     error: str | None = None
@@ -76,9 +76,9 @@ def sort_photos(
     Parameters
     ----------
     model
-        The model, with its images if it keeps any: they tell how close images of a class are.
+        The model, with its images if it keeps any: they show how similar images of a class are.
     folder
-        The folder with the photos; folders in it are searched, too.
+        The folder with the photos; its subfolders are searched as well.
     out
         A new or empty directory.
     how
@@ -86,9 +86,9 @@ def sort_photos(
     accept
         Fraction of images of known classes to recognise as such.
     dry_run
-        Only say what would be done.
+        Only report what would be done.
     progress
-        Passes the photos on, and may show how many are done.
+        Wraps the photos, and may show how many are done.
     """
     model.check_takes_photos()
     _check_out(folder, out)
@@ -112,11 +112,11 @@ def _check_out(folder: Path, out: Path) -> None:
     check_path(folder)
     check_path(out)
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a directory: choose the one with the photos")
+        raise DataError(f"{folder} is not a directory: choose the directory with the photos")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError(f"{out} exists already: choose a new or empty directory")
+        raise UsageError(f"{out} already exists: choose a new or empty directory")
     if f"{out.resolve()}/".startswith(f"{folder.resolve()}/"):
-        raise UsageError(f"{out} is inside {folder}: choose a place outside of it")
+        raise UsageError(f"{out} is inside {folder}: choose a directory outside of it")
     if any(is_ours(str(parent)) for parent in (folder.resolve(), out.resolve(), *out.resolve().parents)):
         raise UsageError("photos are not sorted from or into the directory of a model or run: choose another place")
 
@@ -174,7 +174,7 @@ def _name_folders(model: Model, photos: list[SortedPhoto], features: list[Tensor
 
 
 def _place(photo: SortedPhoto, out: Path, how: How) -> None:
-    """Copy, link or move a photo into its folder, under a name that is not taken; a failure is noted."""
+    """Copy, link or move a photo into its folder under an unused name; record a failure."""
     folder, source, target = out / str(photo.folder), Path(photo.source), None
     try:
         folder.mkdir(exist_ok=True)

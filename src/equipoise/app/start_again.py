@@ -1,4 +1,4 @@
-"""Empty a model directory, so that it is as before the first step."""
+"""Empty a model directory, as it was before the first step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ VERSIONS = re.compile(rf"{VERSION.pattern}|{VERSION_FILES.pattern}", re.DOTALL)
 
 
 def start_again(place: ModelDir) -> None:
-    """Delete the model for good, even if it cannot be read any more.
+    """Delete the model for good, even if it can no longer be read.
 
-    Whenever this is interrupted, there is the whole model or none: removing config.json decides. What an interruption
-    leaves of the rest is deleted with the next step. Nothing is deleted that is not ours, such as text that the owner
-    added to the card. The lock stays: another process may have it open.
+    If this is interrupted, there is either the whole model or none: removing config.json decides. Files that remain
+    after an interruption are deleted with the next step. Only our own files are deleted, and text that the owner
+    added to the card stays. So does the lock, because another process may have it open.
     """
     place.check()
     _check_ours(place)
@@ -45,7 +45,7 @@ def start_again(place: ModelDir) -> None:
 
 
 def _check_ours(place: ModelDir) -> None:
-    """Raise an error if this may be something else than a model of ours: other programs have a config.json, too."""
+    """Raise an error if this may not be an equipoise model: other programs also write a config.json."""
     if others := other_files(place.directory, OWNED):
         raise UsageError(
             f"{place.path} also holds {others[0]}, which is not part of the model: move it elsewhere first"
@@ -59,11 +59,11 @@ def _check_ours(place: ModelDir) -> None:
             if VERSION.fullmatch(entry.name):
                 read_config(folder, f"{entry.name}/config.json")
                 return
-    raise UsageError(f"{place.path} does not look like a model of equipoise: choose another directory")
+    raise UsageError(f"{place.path} does not look like an equipoise model: choose another directory")
 
 
 def _remove_card(place: ModelDir) -> None:
-    """Delete our part of README.md."""
+    """Delete the generated part of README.md."""
     directory = place.directory
     with suppress(RunError):
         old = directory.read_bytes("README.md", MAX_CARD_BYTES).decode(errors="surrogateescape")

@@ -99,9 +99,9 @@ class StepPlan:
 
 
 def shortened(step: StepResult) -> StepResult:
-    """Return the result of an earlier step with its own classes only: a thousand steps would list a million classes.
+    """Return the result of an earlier step with only its own classes: a thousand steps would list a million classes.
 
-    Its advice is out of date, and names classes that may be renamed or forgotten.
+    The advice is removed: it is out of date, and may name classes that were renamed or forgotten.
     """
     own = {*step.classes, *step.extended}
     return replace(step, per_step=[], per_class=[entry for entry in step.per_class if entry.name in own], advice=None)
@@ -172,7 +172,7 @@ def check_extend(model: Model, names: Sequence[Label]) -> None:
     known = [name for name in names if name in model.classes]
     if known and not model.keeps_all and (model.method.rehearsal == "kept" or isinstance(model.method, ClosedForm)):
         remedy = "with --keep features" if model.method.rehearsal == "kept" else "with another method"
-        what = f"class '{known[0]}' cannot get more images, because this model keeps statistics only"
+        what = f"cannot add images to class '{known[0]}', because this model keeps only statistics"
         raise UsageError(f"{what}: create a model {remedy}")
 
 
@@ -184,7 +184,7 @@ def already_known(model: Model, name: Label) -> UsageError:
 
 
 def drop_for_relearning(model: Model, extended: list[Label]) -> None:
-    """Drop classes that will be learned again; if these are all, keep the trained backbone."""
+    """Drop classes that will be learned again. If these are all classes, keep the trained backbone."""
     if len(extended) < len(model.classes):
         model.drop(extended)
         return

@@ -102,7 +102,7 @@ def _pack(thumbnails: Sequence[bytes]) -> dict[str, Tensor]:
 
 
 def _unpack(found: Mapping[str, Tensor], ids: Sequence[str]) -> dict[str, bytes]:
-    """Undo ``_pack``; thumbnails that do not fit the block are left out, because nothing depends on them."""
+    """Undo ``_pack``; thumbnails that do not fit the block are dropped, because nothing depends on them."""
     data, ends = found.get("thumbnails"), found.get("ends")
     if data is None or ends is None or data.dtype != torch.uint8 or ends.dtype != torch.int64:
         return {}

@@ -1,6 +1,6 @@
-"""Images that probably are in a wrong class, and nearly equal images in two classes.
+"""Images that are probably in the wrong class, and nearly identical images in two classes.
 
-Without its own vote, an image in a wrong class is predicted as its true class with high probability. So an image is
+The solution without an image in the wrong class predicts its true class with high probability. So an image is
 suspect if the solution without it gives its class less than ``DOUBT`` and another one more than ``SURE``. With 5 % of
 the labels of flowers flipped, nearly all suspects are flipped images, and nine in ten are found (docs/performance.md).
 """
@@ -40,7 +40,7 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Suspect:
-    """An image that is probably in a wrong class, or nearly equal to one in another class."""
+    """An image that is probably in the wrong class, or nearly identical to one in another class."""
 
     image: str
     """Name of the stored image."""
@@ -68,7 +68,7 @@ def find_suspects(place: ModelDir, folder: Path | None = None) -> list[Suspect]:
     kept = model.memory.images()
     if not model.keeps_all or kept is None:
         if model.method.rehearsal == "kept":
-            raise UsageError("this model keeps statistics only: create one with --keep features to find suspects")
+            raise UsageError("this model keeps only statistics: create one with --keep features to find suspects")
         raise UsageError(
             f"suspects are found by leave-one-out among all images, but this model ({model.settings.method}) keeps "
             "only some or none: create a model with the default method"
@@ -84,7 +84,7 @@ def find_suspects(place: ModelDir, folder: Path | None = None) -> list[Suspect]:
 
 
 def suspects_in(model: Model, kept: Images, pairs: bool = True) -> list[Suspect]:
-    """Return suspects among all images of a model; ``pairs`` asks for nearly equal images, too."""
+    """Return suspects among all images of a model; ``pairs`` also adds nearly identical images."""
     features, ids = features_of(model, kept), ids_of(kept)
     found = misplaced(model, features, kept.labels, ids)
     return [*found, *nearly_equal(model, features, kept.labels, ids)] if pairs else found
@@ -143,16 +143,16 @@ def suspect_lines(found: Sequence[Suspect], folder: Path | None) -> list[str]:
     from rich.markup import escape
 
     if not found:
-        return ["no image looks as if it were in a wrong class"]
+        return ["no image seems to be in the wrong class"]
     lines = []
     for one in found:
         image = one.file or one.image[:12]
         if one.same_as is None:
             what = f"is in {one.label}, looks like {one.looks_like} ({one.probability:.0%})"
         else:
-            what = f"is in {one.label}, and nearly equal to {one.same_file or one.same_as[:12]} in {one.looks_like}"
+            what = f"is in {one.label}, and nearly identical to {one.same_file or one.same_as[:12]} in {one.looks_like}"
         lines.append(escape(f"{image}  {printable(what)}"))
     lines.append(f"{counted(len(found), 'image')} to look at; `equipoise move MODEL IMAGE… CLASS` moves them")
     if folder is None:
-        lines.append("a model keeps no file names: add the folder with the photos to see which files these are")
+        lines.append("a model keeps no file names: name the folder with the photos to see which files these are")
     return lines

@@ -1,4 +1,4 @@
-"""Files of a model directory that no version names any more, and those that are not ours."""
+"""Files in a model directory that no version uses any more, and files that are not ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.engine.results import Label
 from equipoise.errors import RunError
 
 BY_SYSTEM = (".DS_Store", "Thumbs.db", "desktop.ini")
-"""What file managers leave in every directory that they show."""
+"""Files that file managers create in every directory they show."""
 
 
 def other_files(directory: Directory, owned: Container[str]) -> list[str]:

@@ -26,20 +26,20 @@ def sort(
     dry_run: Flag = False,
     json: Flag = False,
 ) -> None:
-    """Sort a heap of photos into folders by class, and photos of unknown classes into folders of similar ones.
+    """Sort photos into folders by class, and group photos of unknown classes by similarity.
 
     Parameters
     ----------
     folder
-        A folder with photos; folders in it are searched, too.
+        A folder with photos; its subfolders are searched as well.
     out
-        A new directory. It gets a folder per class, unknown-1, unknown-2, … and a contact sheet.
+        A new directory, for one folder per class, unknown-1, unknown-2, … and a contact sheet.
     how
         Copy the photos, make symbolic links to them, or move them. Nothing is overwritten.
     accept
-        Fraction of images of known classes to recognise as such; others are unknown.
+        Fraction of images of known classes to recognise as such; the others are treated as unknown.
     dry_run
-        Show what would be done, without doing it.
+        Show what would be done, without changing anything.
     json
         Print one JSON object per photo.
     """
@@ -58,19 +58,19 @@ def sort(
     else:
         print_sorted(make_console(), photos, model, out, dry_run)
     if failed := sum(photo.error is not None for photo in photos):
-        raise DataError(f"{failed} of {len(photos)} photos could not be sorted; they stay where they are")
+        raise DataError(f"{failed} of {len(photos)} photos could not be sorted; they were left where they are")
 
 
 @command(MODELS, 'rename pets cat "house cat"', "rename pets cat tabby --json")
 def rename(model: ModelPath, old: str, new: str, /, *, json: Flag = False) -> None:
-    """Give a class another name.
+    """Rename a class.
 
     Parameters
     ----------
     old
-        Its name now.
+        Current name of the class.
     new
-        Its new name.
+        New name of the class.
     json
         Print the step's result as one JSON object.
     """
@@ -81,14 +81,14 @@ def rename(model: ModelPath, old: str, new: str, /, *, json: Flag = False) -> No
 
 @command(MODELS, "merge pets cat kitten", "merge pets dog puppy hound")
 def merge(model: ModelPath, into: str, /, *others: str, json: Flag = False) -> None:
-    """Merge classes into the first one: their images become images of it.
+    """Merge classes into the first one, which gets their images.
 
     Parameters
     ----------
     into
-        The class that stays.
+        The class to keep.
     others
-        The classes that become part of it.
+        The classes to merge into it.
     json
         Print the step's result as one JSON object.
     """
@@ -109,14 +109,14 @@ def move(
     create: Flag = False,
     json: Flag = False,
 ) -> None:
-    """Move images that were learned in a wrong class: IMAGE… CLASS, the class last.
+    """Move images to the class they belong to: IMAGE… CLASS.
 
     Parameters
     ----------
     images
-        Image files that were learned, or names that `equipoise suspects` shows, and then the class they belong to.
+        Image files that were learned, or names that `equipoise suspects` shows, followed by the class they belong to.
     create
-        The class may be a new one.
+        Allow the class to be a new one.
     json
         Print the step's result as one JSON object.
     """
@@ -125,7 +125,7 @@ def move(
     from equipoise.core.console import make_console
 
     if len(images) < 2:
-        raise UsageError("name at least one image, and then the class that it belongs to")
+        raise UsageError("name at least one image, followed by the class that it belongs to")
     *files, target = images
     with closing(CorrectionConsole(json, make_console())) as listener:
         result = change(existing_model(model), files, target, create, listener)
@@ -147,12 +147,12 @@ def _print(result: StepResult, json: bool) -> None:
 
 @command(MODELS, "suspects pets", "suspects pets photos/ --json")
 def suspects(model: ModelPath, folder: Path | None = None, *, json: Flag = False) -> None:
-    """List images that probably are in a wrong class, and nearly equal images in two classes.
+    """List images that are probably in the wrong class, and nearly identical images in two classes.
 
     Parameters
     ----------
     folder
-        The folder with the photos, to show their files; a model keeps no file names.
+        The folder with the photos, to show their file names, which a model does not keep.
     json
         Print one JSON object per image.
     """

@@ -23,7 +23,7 @@ app.command(data)
 
 @command(STUDIES, "data check cifar100 --data-root ~/data", "data check folder --data-root photos/ --deep", parent=data)
 def check(dataset: str, *, data_root: Path | None = None, deep: Flag = False, json: Flag = False) -> None:
-    """Check whether a data set is complete and list what is missing; the exit code is 1 if something is.
+    """Check whether a data set is complete, and list what is missing. The exit code is 1 if anything is.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def run(
     quiet: Flag = False,
     dry_run: Flag = False,
 ) -> None:
-    """Run an experiment: learn a data set in steps. The same command continues an interrupted run.
+    """Run an experiment: learn a data set in steps. To continue an interrupted run, use the same command again.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def run(
     seed
         Random seed; the same seed gives the same result.
     out
-        Directory of the run (default: one in runs/ that is named after data set, method and seed).
+        Directory of the run (default: a directory in runs/ named after data set, method and seed).
     json
         Print one JSON object per step instead of a table.
     quiet
@@ -84,7 +84,7 @@ def run(
 
 
 def _add_page(directory: Path, silent: bool) -> None:
-    """Write the report at the end of a run; without the packages for it, the run is finished all the same."""
+    """Write the report at the end of a run. If that fails, only warn: the run itself is finished."""
     from equipoise.study.report import report
 
     try:
@@ -145,7 +145,7 @@ def compare(
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
-    """Compare methods, seeds and numbers of steps. The same command continues an interrupted comparison.
+    """Compare methods, seeds and numbers of steps. To continue an interrupted comparison, use the same command again.
 
     Parameters
     ----------
@@ -160,9 +160,9 @@ def compare(
     out
         Directory of the comparison, with one directory per run and compare.json, compare.csv and compare.tex.
     metric
-        Accuracy in the printed table and compare.tex; the other files have both.
+        Accuracy to show in the printed table and compare.tex; the other files have both.
     share
-        Train once what several runs would train alike, to the bit, such as the first step of ce and wa.
+        Share training between runs that would train bit-identical networks, such as the first step of ce and wa.
     json
         Print the comparison as one JSON object.
     quiet
@@ -190,7 +190,7 @@ def ablate(
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
-    """Run the paper's four ablations: clipping, norm, bias and herding. The same command continues them.
+    """Run the paper's four ablations: clipping, norm, bias and herding. To continue them, use the same command again.
 
     Parameters
     ----------
@@ -203,9 +203,9 @@ def ablate(
     out
         Directory of the ablation, like that of `equipoise compare`.
     metric
-        Accuracy in the printed table and compare.tex; the other files have both.
+        Accuracy to show in the printed table and compare.tex; the other files have both.
     share
-        Train once what several runs would train alike, to the bit, such as the first step of ce and wa.
+        Share training between runs that would train bit-identical networks, such as the first step of ce and wa.
     json
         Print the ablation as one JSON object.
     quiet
@@ -291,9 +291,9 @@ def align(
     head
         Name of the last layer's weight; its bias is scaled too.
     old
-        Number of old classes, which come first.
+        Number of old classes; their rows come first.
     out
-        The corrected checkpoint, in the same format.
+        File for the corrected checkpoint, in the same format.
     norm
         Norm of the weights, 1 or 2.
     clamp
@@ -371,7 +371,7 @@ def backbones(*, measure: Flag = False, json: Flag = False) -> None:
     Parameters
     ----------
     measure
-        Also measure how many images per second each network computes on this machine.
+        Also measure how many images per second each network processes on this machine.
     json
         Print the list as JSON.
     """

@@ -34,7 +34,7 @@ class LaunchOptions:
     """GPUs per run; with Ray, a fraction such as 0.5 lets runs share one."""
 
     def make(self, out: Path, track: str) -> Any:
-        """Return the launcher; problems that would keep it from starting raise an error here."""
+        """Return the launcher, or raise an error if it could not start."""
         for name, launchers in LAUNCHERS.items():
             if getattr(self, name) is not None and self.launcher not in launchers:
                 option, names = f"--{name.replace('_', '-')}", " or ".join(launchers)

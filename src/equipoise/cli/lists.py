@@ -14,7 +14,7 @@ def method_rows() -> list[dict[str, Any]]:
 
 
 def method_facts(name: str) -> dict[str, Any]:
-    """Return what is known of a method, with its settings."""
+    """Return the facts about a method, with its settings."""
     from equipoise.core.config import field_docs
     from equipoise.methods.registry import make
 

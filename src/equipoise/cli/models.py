@@ -59,7 +59,7 @@ def learn(
     json: Flag = False,
     quiet: Flag = False,
 ) -> None:
-    """Teach a model the classes in a folder. The first call creates the model; each later call adds classes.
+    """Teach a model the classes in a folder. The first call creates the model; later calls add classes.
 
     Parameters
     ----------
@@ -74,19 +74,19 @@ def learn(
         Learning method, fixed when the model is created (default: ridge, which trains nothing); see
         `equipoise methods`.
     keep
-        What methods that train nothing keep on disk: features of all images, thumbnails beside them, or only
-        statistics (class means and one matrix), with which no class can be removed exactly; the last is fixed when the
-        model is created (default: features).
+        What to keep on disk, for methods that train nothing: features of all images, thumbnails as well, or only
+        statistics (class means and one matrix). Statistics do not allow removing a class exactly, and are fixed when
+        the model is created (default: features).
     memory
         Number of exemplars to keep, for methods that train (default: 2000).
     epochs
         Number of epochs; auto chooses it from the number of images.
     backbone
-        lite0, lite1 or lite2 with ImageNet weights, or from random weights resnet32, resnet18 or timm:NAME; fixed when
-        the model is created (default: lite0).
+        Network: lite0, lite1 or lite2 with ImageNet weights, or resnet32, resnet18 or timm:NAME with random weights;
+        fixed when the model is created (default: lite0).
     weights
-        Safetensors file with pretrained weights of the backbone, or hub to download those of timm:NAME; only when the
-        model is created.
+        Safetensors file with pretrained weights for the backbone, or hub to download those of timm:NAME; fixed when
+        the model is created.
     image_size
         Width and height of images in pixels, fixed when the model is created; auto chooses it from the images.
     recipe
@@ -94,11 +94,11 @@ def learn(
     seed
         Random seed, fixed when the model is created.
     set_
-        Another setting as TOML writes it, such as train.lr=0.05 or train.milestones=[20,30]; may be repeated.
+        Any other setting, with a TOML value, such as train.lr=0.05 or train.milestones=[20,30]; may be repeated.
     strict
         Fail if any file cannot be used, instead of skipping it.
     dry_run
-        Show what would be learned and how long it would take, without learning it.
+        Show what would be learned and how long it would take, without learning anything.
     json
         Print the step's result as one JSON object.
     quiet
@@ -131,7 +131,7 @@ def learn(
 
 
 def model_dir(model: Path) -> ModelDir:
-    """Return the directory of a model for a command, which is not interrupted once it has changed it."""
+    """Return the directory of a model for a command; Ctrl-C is ignored once the command has changed it."""
     from equipoise.app.model_dir import ModelDir
     from equipoise.core.signals import ignore_interrupts
 
@@ -139,7 +139,7 @@ def model_dir(model: Path) -> ModelDir:
 
 
 def existing_model(model: Path) -> ModelDir:
-    """Return the directory of a model that has to exist; a mistyped name gives an error that suggests the closest."""
+    """Return the directory of an existing model; for a mistyped name, the error suggests the closest one."""
     if not os.path.lexists(model) and (close := _similar_model(model)) is not None:
         raise UsageError(f"{printable(model)} does not exist: did you mean {printable(close)}?")
     return model_dir(model)
@@ -193,8 +193,8 @@ def predict(
     top
         Number of classes to show, the most probable first.
     accept
-        Fraction of images of known classes to recognise as such; others are called unknown. A higher value calls fewer
-        images unknown, 1 none.
+        Fraction of images of known classes to recognise as such; the others are reported as unknown. With a higher
+        value, fewer images are unknown; with 1, none are.
     json
         Print one JSON object per image.
     csv
@@ -285,7 +285,7 @@ def history(model: ModelPath, *, json: Flag = False) -> None:
 
 @command(MODELS, "undo pets", "undo pets --json")
 def undo(model: ModelPath, *, json: Flag = False) -> None:
-    """Undo the last step and restore the version before it exactly.
+    """Undo the last step and restore the previous version exactly.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ REMAINS = {
     "head": "the head was trained with them; if that is a concern, train a new model without them",
     "backbone": "the backbone's weights were trained with them; if that is a concern, train a new model without them",
 }
-"""What is left of forgotten classes, in words."""
+"""What is left of forgotten classes, as a sentence."""
 
 
 @command(MODELS, "forget pets hamster", 'forget pets "guinea pig" hamster --json')
@@ -334,7 +334,7 @@ def forget(model: ModelPath, /, *classes: str, json: Flag = False) -> None:
         print_json(asdict(gone))
         return
     say(f"forgot {', '.join(map(str, gone.classes))}; {counted(gone.images, 'image')} removed")
-    say(f"searched all {gone.scanned:,} files of {model}: no image or name of theirs is left; no step can be undone")
+    say(f"searched all {gone.scanned:,} files of {model}: none of their images or names is left; no step can be undone")
     say(REMAINS[gone.remains])
 
 

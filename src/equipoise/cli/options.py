@@ -27,11 +27,11 @@ class CommonOptions:
     backbone: str | None = None
     """Network, for example resnet32, fast or timm:NAME."""
     weights: Path | None = None
-    """Safetensors file with pretrained weights of the backbone."""
+    """Safetensors file with pretrained weights for the backbone."""
     order: str | None = None
     """Class order: natural, icarl, a seed such as 1993, or a list."""
     set_: SetOption = None
-    """Another setting as TOML writes it, such as train.lr=0.05 or train.milestones=[20,30]; may be repeated."""
+    """Any other setting, with a TOML value, such as train.lr=0.05 or train.milestones=[20,30]; may be repeated."""
     device: str | None = None
     """Where to compute: cpu, cuda, mps, … (default: cpu)."""
     threads: int | None = None
@@ -67,7 +67,7 @@ class CommonOptions:
 
 @dataclass(frozen=True)
 class RunOptions(CommonOptions):
-    """Options of commands with one stream."""
+    """Options of commands that learn a single stream."""
 
     steps: str | None = None
     """Number of equal steps, or their sizes: 5, or 50,10x5."""

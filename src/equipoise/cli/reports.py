@@ -29,9 +29,9 @@ def report(
     Parameters
     ----------
     directory
-        Directory of a run or comparison, into which report.html is written, or of a model.
+        Directory of a run, a comparison or a model. For runs and comparisons, report.html is written into it.
     out
-        File to write, for models (default: MODEL-report.html beside the model's directory).
+        File to write, for models (default: MODEL-report.html next to the model's directory).
     figures
         Also write every chart as an image file into this directory.
     formats

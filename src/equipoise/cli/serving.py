@@ -26,7 +26,7 @@ def serve(
     demo: Flag = False,
     json: Flag = False,
 ) -> None:
-    """Open a page in which a model learns from photos or a webcam, with an API for other programs.
+    """Serve a page to teach and try a model with photos or a webcam, and an API for other programs.
 
     Parameters
     ----------
@@ -35,15 +35,15 @@ def serve(
     port
         Port to listen on; 0 chooses a free one.
     host
-        Address to listen on; any other than this machine's own needs a token.
+        Address to listen on; any address that other machines can reach needs a token.
     token
-        Secret that clients have to know, or auto to make one (default: the variable EQUIPOISE_TOKEN).
+        Secret that clients must send, or auto to generate one (default: the environment variable EQUIPOISE_TOKEN).
     allow_host
-        Another name under which the server may be addressed, for example by a proxy; may be repeated.
+        Additional host name that the server answers to, for example that of a proxy; may be repeated.
     open_
         Open the page in a browser.
     demo
-        Serve a temporary model with pictures to try, instead of a model of your own.
+        Serve a temporary model with sample pictures, instead of a model of your own.
     json
         Print the address as one JSON object.
     """

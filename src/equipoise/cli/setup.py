@@ -13,12 +13,12 @@ from equipoise.core.output import print_json, say
 def doctor(*, deep: Flag = False, json: Flag = False) -> None:
     """Check this installation: versions, device, extras, weights, data and free space.
 
-    The exit code is 1 if something is broken that equipoise needs. Nothing is downloaded or changed.
+    The exit code is 1 if something that equipoise needs is broken. Nothing is downloaded or changed.
 
     Parameters
     ----------
     deep
-        Also import all optional packages and verify the pretrained weights, which takes some seconds longer.
+        Also import all optional packages and verify the pretrained weights (takes a few seconds longer).
     json
         Print the findings as one JSON object, without secrets and user names.
     """
@@ -40,11 +40,11 @@ def doctor(*, deep: Flag = False, json: Flag = False) -> None:
     "completion fish > ~/.config/fish/completions/equipoise.fish",
 )
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
-    """Print a script with which a shell completes commands and options.
+    """Print a shell script that completes commands and options.
 
     Parameters
     ----------
     shell
-        The shell that the script is for.
+        The shell to write the script for.
     """
     say(*app.generate_completion(shell=shell).rstrip("\n").split("\n"))

@@ -32,7 +32,7 @@ def export(
     out
         A file name that ends in .onnx, or a new directory.
     memory
-        Copy exemplars and held-out images, too; without them, the copy predicts but cannot learn more.
+        Also copy exemplars and held-out images; without them, the copy predicts but cannot learn more.
     json
         Print what was written as one JSON object.
     """
@@ -70,7 +70,7 @@ def card(model: ModelPath, *, json: Flag = False) -> None:
     Parameters
     ----------
     json
-        Print the card as one JSON object, with its Markdown as text.
+        Print the card as one JSON object that contains its Markdown text.
     """
     from equipoise.app.card import card_text
 

@@ -54,7 +54,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _nearest(value: Any, choices: Sequence[Any]) -> str:
-    """Return a question that suggests the choice most like a mistyped one, or nothing."""
+    """Return a question that suggests the choice closest to a mistyped one, or nothing."""
     names = [choice for choice in choices if isinstance(choice, str)]
     close = difflib.get_close_matches(value[:100], names, n=1, cutoff=0.4) if isinstance(value, str) else []
     return f": did you mean '{close[0]}'?" if close else ""
@@ -73,7 +73,7 @@ def _describe(hint: Any) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value from the command line as TOML writes it; quotes and brackets may be left out, and none means None.
+    """Parse a TOML value from the command line; quotes and brackets are optional, and none means None.
 
     >>> parse_value("0.1"), parse_value("true"), parse_value("none"), parse_value("herding")
     (0.1, True, None, 'herding')

@@ -25,7 +25,7 @@ class SafeConsole(Console):
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Escape what did not come as a string, such as the ``Text`` of a progress bar."""
+        """Escape renderables other than strings, such as the ``Text`` of a progress bar."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment

@@ -65,7 +65,7 @@ def peer_errors() -> Iterator[None]:
 
 
 def broadcast(make: Callable[[], T]) -> T:
-    """Run ``make`` on rank 0 and broadcast the result, or its error, so that no process waits for ever."""
+    """Run ``make`` on rank 0 and broadcast the result, or its error, so that no process waits forever."""
     if world_size() == 1:
         return make()
     message: list[Any] = [None, None]
@@ -91,7 +91,7 @@ def report_once(error: EquipoiseError) -> EquipoiseError:
 
 
 def main_first(make: Callable[[], T]) -> T:
-    """Run ``make`` on every process, on rank 0 first: the others find what it downloads or caches."""
+    """Run ``make`` on rank 0 and then on all others, so that they can use what it downloads or caches."""
     made: list[T] = []
     broadcast(lambda: made.append(make()))
     return made[0] if made else make()

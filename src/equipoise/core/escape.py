@@ -1,4 +1,4 @@
-"""Names and values that others chose, escaped for what reads them: terminals, spreadsheets, JSON, Markdown and HTML.
+"""Escape untrusted names and values for terminals, spreadsheets, JSON, Markdown and HTML.
 
 ``printable``, for one line of text, is in ``open_dir``.
 """
@@ -25,7 +25,7 @@ _MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=\bwww
 
 
 def escape_controls(text: str) -> str:
-    r"""Escape control characters in a text that a program reads, too; unlike ``printable``, leave all spaces.
+    r"""Escape control characters in a text that programs may read; unlike ``printable``, keep all spaces.
 
     >>> escape_controls("a\x1b[2Jb\u202fc") == "a\\x1b[2Jb\u202fc"
     True
@@ -43,7 +43,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def csv_line(cells: Iterable[object]) -> str:
-    """Return a line of CSV, in which no text is a formula for a spreadsheet; numbers stay numbers.
+    """Return a line of CSV in which a spreadsheet sees no text as a formula; numbers stay numbers.
 
     >>> print(csv_line(["=1+1.png", -0.5, None, "a,b"]))
     '=1+1.png,-0.5,,"a,b"
@@ -66,7 +66,7 @@ def json_text(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise RunError("a figure is not finite, which JSON cannot express: restore the model or run") from error
+        raise RunError("a number is not finite, which JSON cannot express: restore the model or run") from error
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # they can only be in strings
 
 

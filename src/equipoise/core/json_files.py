@@ -1,4 +1,4 @@
-"""JSON text for files, and values from the JSON of a stranger: limited before it is parsed, and strict."""
+"""JSON text for files, and values from untrusted JSON: limited before it is parsed, and strict."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 MAX_JSON_BYTES = 128 << 20
-"""Size of a file: twice what a model needs that keeps a million images one by one."""
+"""Maximum size of a file: twice what a model needs that stores a million images one by one."""
 MAX_JSON_VALUES = 5_000_000
-"""Values in a file: 5,000 classes in 200 steps have that many. Values take up to 50 times their size in memory."""
+"""Maximum number of values: as in 200 steps of 5,000 classes. In memory, values take up to 50 times their size."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a pair. Python uses it for a byte in the name of a file that is not UTF-8."""
 
@@ -19,10 +19,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def check_json_size(data: bytes) -> None:
     """Raise ValueError for JSON that would take too much memory, without parsing it."""
     if len(data) > MAX_JSON_BYTES:
-        raise ValueError(f"it has {len(data)} bytes, and at most {MAX_JSON_BYTES} are read")
+        raise ValueError(f"it has {len(data)} bytes, more than the limit of {MAX_JSON_BYTES}")
     # each value but the first follows one of these; those within strings are counted too, which does not matter
     if (count := sum(map(data.count, (b",", b"[", b"{")))) > MAX_JSON_VALUES:
-        raise ValueError(f"it has {count} values, and at most {MAX_JSON_VALUES} are read")
+        raise ValueError(f"it has {count} values, more than the limit of {MAX_JSON_VALUES}")
 
 
 def parse_json(data: bytes) -> Any:
@@ -38,7 +38,7 @@ def parse_json_lines(data: bytes) -> list[Any]:
     """Return the value in each line that is not blank; raises errors like ``parse_json``."""
     check_json_size(data)
     if (count := data.count(b"\n")) > MAX_JSON_VALUES:
-        raise ValueError(f"it has {count} lines, and at most {MAX_JSON_VALUES} are read")
+        raise ValueError(f"it has {count} lines, more than the limit of {MAX_JSON_VALUES}")
     return [msgspec.json.decode(line) for line in data.split(b"\n") if line.strip()]
 
 

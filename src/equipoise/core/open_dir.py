@@ -1,8 +1,8 @@
 """Open directories whose content cannot be trusted: names are resolved one by one, and links are never followed.
 
 Every call is relative to an open directory, so no other process can lead it elsewhere. Where the system cannot do that
-(Windows), each component is checked right before its path is used. That refuses the same directories, but a process
-that replaces a directory by a link at the very same moment could win the race.
+(Windows), each component is checked right before its path is used. That rejects the same directories, but a process
+that replaces a directory with a link at the very same moment could win the race.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class OpenDir:
     device: int
 
     def at(self, name: str) -> str:
-        """Return what to pass to a system call together with ``dir_fd=self.fd``."""
+        """Return the path to pass to a system call together with ``dir_fd=self.fd``."""
         return name if self.fd is not None else str(self.path / name)
 
     def stat(self, name: str) -> os.stat_result:
@@ -130,7 +130,7 @@ class OpenDir:
 
     @contextmanager
     def temporary(self, prefix: str = ".") -> Iterator[str]:
-        """Yield an unused name, and delete what has it at the end."""
+        """Yield an unused name; at the end, delete the file of this name."""
         name = f"{prefix}{secrets.token_hex(8)}.tmp"
         try:
             yield name
@@ -215,7 +215,7 @@ def lock_file(fd: int) -> None:
 
 
 def printable(text: str | Path) -> str:
-    r"""Escape what could break a line, control a terminal or not be encoded.
+    r"""Escape characters that could break a line, control a terminal, or cannot be encoded.
 
     >>> printable("two\nlines")
     'two\\nlines'

@@ -1,4 +1,4 @@
-"""Everything that commands print goes through here, so that no name or value can control a terminal.
+"""Output of all commands, escaped so that no name or value can control a terminal.
 
 Control characters in lines for people are escaped; JSON and CSV are escaped in their own ways. Tables and progress
 bars go through ``console``, which does the same. ruff rejects ``print`` everywhere else.
@@ -22,7 +22,7 @@ class OutputError(OSError):
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """Tell errors of standard output from those of other files."""
+    """Distinguish errors of standard output from errors of other files."""
     try:
         yield
     except BrokenPipeError:  # its reader has exited, which is no error
@@ -39,7 +39,7 @@ def say(*lines: object, flush: bool = False) -> None:
 
 
 def warn(*lines: object) -> None:
-    """Print lines for people on standard error; if that fails, there is nobody to tell."""
+    """Print lines for people on standard error; ignore failures."""
     _to_stderr("".join(f"{printable(str(line))}\n" for line in lines))
 
 
@@ -57,7 +57,7 @@ def _to_stderr(text: str) -> None:
 
 @writing_output()
 def print_json(value: Any) -> None:
-    """Print one line of JSON, at once: a program may be waiting for it."""
+    """Print one line of JSON and flush it: a program may be waiting for it."""
     print(json_text(value), flush=True)
 
 

@@ -65,7 +65,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Length:
-    """The numbers of values that a list may have."""
+    """The range of lengths that a list may have."""
 
     low: int
     high: int
@@ -82,7 +82,7 @@ Positive = Annotated[float, Range(0, 10**6, above=True)]
 Weight = Annotated[float, Range(0, 10**6)]
 """The weight of a term, which may be 0."""
 HOLD_OUT = Range(0, 1, above=True, below=True)
-"""A fraction that leaves something on both sides."""
+"""A fraction that leaves both parts non-empty."""
 IMAGE_SIDE = Range(8, 2048, why="pixels")
 Temperature = Annotated[float, Range(0.001, 10**6)]
 """Logits are divided by it: a smaller one would overflow."""
@@ -154,7 +154,7 @@ def _number(value: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as errors show it: on one line, and not too long.
+    """Return a value for an error message: on one line, and not too long.
 
     >>> shown("x" * 1000)[-5:]
     'xxxx…'

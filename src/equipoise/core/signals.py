@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C and SIGTERM from now on: what the command is for has happened, only the message is missing."""
+    """Ignore Ctrl-C and SIGTERM from now on: the command has done its work, and only the message is missing."""
     if threading.current_thread() is threading.main_thread():
         for kind in (signal.SIGINT, signal.SIGTERM):
             signal.signal(kind, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Tensors in safetensors files, inside and outside of directories that equipoise owns.
 
-The header is read and checked before the rest, so that a file that cannot be used takes no memory. Numbers are finite,
-and small enough to be multiplied.
+The header is read and checked before the rest, so that an unusable file takes no memory. Numbers must be finite, and
+small enough to be multiplied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-"""What may be in a file; torch computes with all of them."""
+"""Types that may be in a file; torch computes with all of them."""
 
 Layout = Mapping[str, Tensor]
 """Tensors of the right types and shapes that take no memory: all values are 0 except in small tensors."""
@@ -167,7 +167,7 @@ def _entries(file: BinaryIO, size: int) -> dict[str, Entry]:
     """Read and check the header of a file."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-        raise ValueError(f"its header cannot have {length} bytes")
+        raise ValueError(f"its header has an invalid length of {length} bytes")
     content: Any = parse_json(file.read(length))
     if not isinstance(content, dict):
         raise ValueError("its header is not a JSON object")
@@ -179,14 +179,14 @@ def _entries(file: BinaryIO, size: int) -> dict[str, Entry]:
             raise ValueError(f"{printable(name)} is stored as {printable(raw.dtype)}, which is not supported")
         dtype, (start, stop) = DTYPES[raw.dtype], raw.data_offsets
         if len(raw.shape) > 8 or not all(0 <= side < 2**48 for side in raw.shape):
-            raise ValueError(f"{printable(name)} has an impossible shape")
+            raise ValueError(f"{printable(name)} has an invalid shape")
         if not 0 <= start <= stop or stop - start != math.prod(raw.shape) * dtype.itemsize:
-            raise ValueError(f"{printable(name)} has another size than its shape needs")
+            raise ValueError(f"{printable(name)} has a size that does not match its shape")
         entries[name] = Entry(dtype, tuple(raw.shape), 8 + length + start, 8 + length + stop)
     place = 8 + length
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
         if entry.start != place:
-            raise ValueError("its tensors overlap, or there is something between them")
+            raise ValueError("its tensors overlap, or there are gaps between them")
         place = entry.stop
     if place != size:
         raise ValueError(f"it has {size} bytes, but its tensors end after {place}")

@@ -1,1 +1,1 @@
-"""What is learned from: images, the stream of steps they arrive in, and the memory of old ones."""
+"""Training data: images, the stream of steps in which they arrive, and the memory of old images."""

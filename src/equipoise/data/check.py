@@ -1,4 +1,4 @@
-"""Check that the files of a data set are complete, and say what to do about each problem."""
+"""Check that the files of a data set are complete, and suggest how to fix each problem."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CheckResult:
         return not self.problems
 
     def add(self, what: str, remedy: str = "", where: Sequence[str] | None = None) -> None:
-        """Add a problem; if it is one of classes or files, only if there are any."""
+        """Add a problem; if it concerns classes or files, only if there are any."""
         if where is None or where:
             self.problems.append(Problem(what, remedy, tuple(where or ())))
 
@@ -149,7 +149,7 @@ def _check_imagenet(name: str, root: Path, result: CheckResult) -> Trees:
         official = f"{fewest} to {most:,}" if fewest < most else str(most)
         counts = {synset: count(names) for synset, names in listing.items() if names}
         wrong = [f"{synset}: {images:,}" for synset, images in counts.items() if not fewest <= images <= most]
-        what = f"classes in {part}/ with another number of images than {official}"
+        what = f"classes in {part}/ whose number of images is not {official}"
         result.add(what, f"unpack {ARCHIVES[part]} again", wrong)
     total = result.images.get("train", TRAIN_IMAGES)
     if name == "imagenet1000" and total != TRAIN_IMAGES:

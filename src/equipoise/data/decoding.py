@@ -72,7 +72,7 @@ def decode(
                 return pixels
     except Exception as error:  # a decoder may raise anything, and it must cost one file only
         name = source if isinstance(source, str) else "the image"
-        why = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        why = f"it is not one of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(f"cannot read {name} as an image ({why}): fix or remove it") from error
 
 
@@ -84,7 +84,7 @@ def to_square(
     bicubic: bool = False,
     full: tuple[int, int] | None = None,
 ) -> Image.Image:
-    """Return an image of any mode as upright size × size RGB, with transparent parts made white.
+    """Return an image of any mode as upright size × size RGB, with transparent parts replaced by white.
 
     ``full`` is its size in the file, if it is decoded at a fraction of that.
     """
@@ -130,7 +130,7 @@ def _centre_bicubic(picture: Image.Image, size: int, margin: float) -> Image.Ima
 
 
 def _upright(small: Image.Image, picture: Image.Image) -> Image.Image:
-    """Turn ``small`` as the orientation of ``picture`` says."""
+    """Rotate ``small`` according to the orientation of ``picture``."""
     small.info.clear()  # of all metadata, only the orientation matters
     small.getexif()[ExifTags.Base.Orientation] = _orientation(picture)
     ImageOps.exif_transpose(small, in_place=True)

@@ -125,7 +125,7 @@ class Index:
 
 
 def list_images(root: Path, classes: Sequence[str]) -> Listing:
-    """Return the images in each class folder, sorted by name; folders that do not exist are left out.
+    """Return the images in each class folder, sorted by name; folders that do not exist are skipped.
 
     Listings of large trees are cached. A folder that has not changed since costs one ``stat``.
     """
@@ -145,7 +145,7 @@ def list_images(root: Path, classes: Sequence[str]) -> Listing:
 
 
 def cache_dir() -> Path:
-    """Return the directory for what can be made or downloaded again: EQUIPOISE_CACHE, or the user's cache."""
+    """Return the directory for files that can be created or downloaded again: EQUIPOISE_CACHE, or the user's cache."""
     given = os.environ.get("EQUIPOISE_CACHE")
     if given:
         return Path(given)
@@ -175,7 +175,7 @@ def _write_cache(file: Path, root: Path, known: Known) -> None:
 
 
 def _read_cache(file: Path, root: Path) -> Known:
-    """Return what is cached for ``root``; nothing if the file is missing, damaged or outdated."""
+    """Return the cached listing of ``root``; nothing if the file is missing, damaged or outdated."""
     try:
         data = file.read_bytes()
         if data[:16] != _checksum(root, data[16:]):

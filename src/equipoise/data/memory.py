@@ -19,7 +19,7 @@ from equipoise.data.images import Images, Store, join
 from equipoise.errors import UsageError
 
 FEATURES_AT_ONCE = 16_384
-"""Images, at least, whose features are held at a time: 32 MB of 512 floats each."""
+"""Minimum number of images whose features are computed together: 32 MB of 512 floats each."""
 
 
 @dataclass

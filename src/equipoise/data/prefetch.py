@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def decoder_pool() -> ThreadPoolExecutor:
-    """Return a pool with as many threads as cores: Pillow decodes without the GIL."""
+    """Return a pool with one thread per core: Pillow decodes without the GIL."""
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="decode")
 
 

@@ -1,4 +1,4 @@
-"""A method with its memory: what experiments and models have in common."""
+"""A method with its memory: the part that experiments and models share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from equipoise.learn.stage import StageStore, TrainListener
 from equipoise.methods import registry
 
 ROWS_AS_THEY_ARE = Augment(mean=(0.0,), std=(1.0,))
-"""What a learner with a frozen backbone does to rows of features."""
+"""Augmentation of feature rows, for a learner with a frozen backbone: none."""
 Shape = tuple[int, int, int]
 """Channels, height and width of images."""
 
@@ -44,7 +44,7 @@ class Learner:
 
     @staticmethod
     def create(settings: Settings, shape: Shape, augment: Augment) -> Learner:
-        """Return a learner that knows nothing yet; settings that cannot work raise an error here."""
+        """Return a learner that has learned nothing yet; raise an error for settings that cannot work."""
         augment.check(shape)
         memory = settings.make_memory()
         extractor = make_extractor(settings, shape, augment) if settings.net.frozen else None
@@ -53,14 +53,14 @@ class Learner:
         return Learner(settings, augment, make_method(settings, shape, memory), memory, extractor)
 
     def training_images(self, step: Step, everything: Images | None = None) -> Images:
-        """Return what a step is trained on: its own images and rehearsal; joint training needs ``everything`` old."""
+        """Return the images to train a step on: its own and rehearsal; joint training needs ``everything`` old."""
         old = {"memory": self.memory.images(), "all": everything}.get(self.method.rehearsal)
         return step.images if old is None else join([step.images, old])
 
     def fit(
         self, step: Step, images: Images, listener: TrainListener | None = None, store: StageStore | None = None
     ) -> Fit:
-        """Return what the method works with in a step."""
+        """Return the ``Fit`` of a step."""
         train, runtime, key = self.settings.train, self.settings.runtime, (self.settings.seed, "step", step.index)
         return Fit(self.method, step, images, self.memory, train, self.augment, runtime, key, listener, store)
 
@@ -105,7 +105,7 @@ def make_extractor(
 
 
 def make_method(settings: Settings, shape: Shape, memory: Memory, pretrained: bool = True) -> Method:
-    """Return a new method with its networks; without ``pretrained`` a saved state is about to be loaded."""
+    """Return a new method with its networks; pass ``pretrained=False`` if a saved state will be loaded."""
     method = registry.make(settings.method, settings.fields)
     method.check(memory)
     architecture = settings.architecture(shape, pretrained)

@@ -1,4 +1,4 @@
-"""Figures computed from predictions. Accuracies are in percent."""
+"""Metrics computed from predictions. Accuracies are in percent."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def metrics_for(classes: int) -> list[Metric]:
 
 
 def accuracy(correct: Tensor) -> float | None:
-    """Return the percentage of true values; None if there are none."""
+    """Return the percentage of true values; None if there are no values."""
     return 100 * correct.double().mean().item() if len(correct) else None
 
 
 def error_counts(labels: Tensor, predicted: Tensor, old: int) -> ErrorCounts:
-    """Count misclassified images as in Table 1 of the paper: of new and old classes, and as what they are predicted."""
+    """Count misclassified images as in Table 1 of the paper: by true and by predicted kind of class."""
     is_old, as_old, wrong = labels < old, predicted < old, labels != predicted
     return ErrorCounts(
         e_n=int((wrong & ~is_old).sum()),
@@ -80,7 +80,7 @@ def per_class(labels: Tensor, predicted: Tensor, names: Sequence[Label]) -> list
 
 
 def macro_accuracy(classes: Sequence[ClassResult]) -> float | None:
-    """Return the mean accuracy of the classes that have images, each counting the same; None if there are none."""
+    """Return the unweighted mean accuracy of the classes that have images; None if there are none."""
     return _mean([result.accuracy for result in classes])
 
 

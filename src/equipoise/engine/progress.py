@@ -1,4 +1,4 @@
-"""Progress of training: a bar on a terminal, a line now and then in a pipe."""
+"""Training progress: a bar on a terminal, occasional lines in a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: published settings in TOML files, and how they are combined with what the user asks for."""
+"""Recipes: published settings in TOML files, and how they are combined with the user's settings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TEXTS = ("about", "dataset", "like")
 MAX_BYTES = 1 << 16
 """Size of a recipe. The largest published one has 7,000 bytes."""
 MAX_DOTS = 200
-"""Dots in a line: tomllib needs the square of their number as memory for a dotted key."""
+"""Maximum number of dots in a line: for a dotted key, tomllib needs memory quadratic in their number."""
 MAX_PARENTS = 16
-"""Recipes that extend one another."""
+"""Maximum number of recipes that extend one another."""
 MAX_DEPTH = 6
-"""Levels of tables in a recipe, which is more than any setting needs."""
+"""Maximum nesting of tables in a recipe, more than any setting needs."""
 
 
 FOR_USERS = {"devices": 1, "nodes": 1, "compile": False}
@@ -72,7 +72,7 @@ def read_recipe(name: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def _parse(name: str, text: str) -> dict[str, Any]:
     if any(line.count(".") > MAX_DOTS for line in text.split("\n") if not line.startswith("#")):
-        raise UsageError(f"the recipe {name} has a line with more than {MAX_DOTS} dots: divide it")
+        raise UsageError(f"the recipe {name} has a line with more than {MAX_DOTS} dots: split it")
     try:
         recipe = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -145,16 +145,16 @@ def resolve(
 
 
 def _check_allowed(recipe: str, merged: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Raise an error if a recipe, which may be a stranger's, starts what reaches beyond this process."""
+    """Raise an error if a recipe, which may be untrusted, starts downloads, processes or a compiler."""
     if merged["net"].get("weights") == HUB and overrides.get("net", {}).get("weights") != HUB:
         raise UsageError(
-            f"the recipe {recipe} asks for a download of weights, which only you can allow: "
+            f"the recipe {recipe} asks to download weights, which only you can allow: "
             "add --weights hub (in Python, the setting net.weights), or choose other weights"
         )
     for name, harmless in FOR_USERS.items():
         if merged["runtime"].get(name, harmless) != harmless and name not in overrides.get("runtime", {}):
             raise UsageError(
-                f"the recipe {recipe} sets runtime.{name}, which only you can: remove it there, and add "
+                f"the recipe {recipe} sets runtime.{name}, which a recipe may not do: remove it there, and add "
                 f"--set runtime.{name}={shown(merged['runtime'][name])} to the command"
             )
 

@@ -34,9 +34,9 @@ class ClassResult:
     accuracy: float | None
     """In percent; None without evaluation images."""
     correct: int | None = None
-    """Images that are classified correctly; None if it is not known, in runs of format 1."""
+    """Number of images that are classified correctly; None if unknown, as in runs of format 1."""
     total: int | None = None
-    """Evaluation images of the class; None as above."""
+    """Number of evaluation images of the class; None as above."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ErrorCounts:
     e_oo: int = 0
     """Images of old classes predicted as other old classes."""
     e_no: int | None = 0
-    """Images of new classes predicted as old classes; None if it is not known, in runs of format 1."""
+    """Images of new classes predicted as old classes; None if unknown, as in runs of format 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class StepResult:
     extended: list[Label] = field(default_factory=list)
     """Known classes that got more images."""
     changed: list[Label] = field(default_factory=list)
-    """Classes that were corrected: old and new name, class and what was merged into it, or class of moved images."""
+    """Classes that were corrected: old and new name, a class and those merged into it, or the class of moved images."""
     forgotten: int = 0
     """Number of classes that were removed."""
     seen: int
@@ -80,11 +80,11 @@ class StepResult:
     """Number of classes that were learned in the step."""
 
     evaluated: Literal["images", "leave-one-out"] = "images"
-    """How: on images that were not trained on, or on all images, each predicted by the solution without it."""
+    """Evaluated on images that were not trained on, or on all images, each predicted by the solution without it."""
     accuracy: float | None = None
     """Top-1 accuracy on all classes seen; None without evaluation images."""
     accuracy_macro: float | None = None
-    """Mean accuracy of the classes, each counting the same however many images it has."""
+    """Mean accuracy over classes, unweighted."""
     ece: float | None = None
     """Expected calibration error in percent: how far confidence is from accuracy, on average (models)."""
     accuracy_top5: float | None = None
@@ -113,7 +113,7 @@ class StepResult:
     gamma: float | None = None
     """Factor of Weight Aligning."""
     figures: dict[str, float] = field(default_factory=dict)
-    """Other figures of the method, such as BiC's alpha and beta."""
+    """Other metrics of the method, such as BiC's alpha and beta."""
     norms_old: float | None = None
     """Mean weight norm of old classes before the correction."""
     norms_new: float | None = None
@@ -162,7 +162,7 @@ def write_lines(results: Sequence[StepResult]) -> str:
     try:
         return "".join(format_json(result.to_dict()) + "\n" for result in results)
     except ValueError as error:
-        what = f"a figure of step {len(results)} is not finite ({error})"
+        what = f"a metric of step {len(results)} is not finite ({error})"
         raise RunError(f"{what}: check whether training diverged") from error
 
 
@@ -172,7 +172,7 @@ def read_results(rows: Any, where: str, names: Sequence[Label] = ()) -> list[Ste
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise TypeError("it is not a list of steps")
         if len(rows) > MAX_STEPS:
-            raise ValueError(f"it has {len(rows)} steps, and at most {MAX_STEPS} are read")
+            raise ValueError(f"it has {len(rows)} steps, more than the limit of {MAX_STEPS}")
         results = [msgspec.convert(_upgrade(row, names), StepResult) for row in rows]
         if [result.step for result in results] != list(range(1, len(rows) + 1)):
             raise ValueError("steps are missing")

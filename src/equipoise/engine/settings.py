@@ -48,7 +48,7 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class NetSettings:
-    """Which network."""
+    """The network."""
 
     backbone: str = "resnet32"
     """lite0, lite1, lite2 (with ImageNet weights), resnet32, resnet18, resnet18-cifar, fast, fast-wide, small, tiny or
@@ -59,11 +59,11 @@ class NetSettings:
     """pretrained (installed ImageNet weights), a safetensors file, or hub to download those of timm:NAME (none: random
     initialisation)."""
     frozen: bool = False
-    """Never train the backbone: every image becomes a row of features, once, and methods work on these rows."""
+    """Never train the backbone: the features of every image are computed once, and methods work on these features."""
     input_size: Annotated[int, Range(8, 1024, why="pixels")] | None = None
     """Resize images to this side inside the network (none: the data's own size)."""
     engine: Engine = "auto"
-    """What computes the features of a frozen lite0, lite1 or lite2 on a CPU; auto: onnxruntime if it is installed."""
+    """Engine that computes the features of a frozen lite0, lite1 or lite2 on a CPU; auto: onnxruntime if installed."""
 
     def __post_init__(self) -> None:
         check_values(self, "net")
@@ -73,7 +73,7 @@ class NetSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the result of a run."""
+    """Everything that determines the result of a run."""
 
     dataset: str
     method: str
@@ -105,7 +105,7 @@ class Settings:
         return Architecture(name, shape, weights=weights if pretrained else None, **options)
 
     def identity(self) -> dict[str, Any]:
-        """Return plain values without those that only say where to compute: equal identities mean equal runs."""
+        """Return plain values, without settings for where to compute: equal identities mean equal runs."""
         text = json.dumps(dataclasses.asdict(self))
         plain: dict[str, Any] = json.loads(text)  # tuples become lists, as when it is read back
         plain["runtime"] = {"precision": self.runtime.precision}
@@ -156,7 +156,7 @@ class Settings:
 
 
 _IDENTITY = re.compile(rf"{PRETRAINED_WEIGHTS}|{HUB}|[^/\\\0]{{1,255}} \([0-9a-f]{{16}}\)")
-"""What ``weights_identity`` returns. A saved path is never opened, because a stranger may have written it."""
+"""What ``weights_identity`` returns. A saved path is never opened, because it may come from an untrusted source."""
 
 
 def weights_identity(weights: str) -> str:
@@ -216,7 +216,7 @@ ADDED: dict[str, tuple[str, ...]] = {
 }
 """Settings that equipoise 0.1.0 did not have, by section."""
 FORMER: dict[str, dict[str, Any]] = {"il2m": {"score": "softmax"}}
-"""Fields that older versions did not store besides bias, with the values that they stood for, by method."""
+"""Fields other than bias that older versions did not store, with the values they used, by method."""
 
 
 def upgrade(identity: Mapping[str, Any], own: Container[str] = ()) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Training that several runs of a comparison have in common, by content address: each network is trained once."""
+"""Share training between runs of a comparison, by content address: each network is trained once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equipoise.learn.stage import StageState, TrainedStages
 
 FOLDER = "shared"
 LIMIT = 4 << 30
-"""Bytes of all files; more are not kept, so that many large networks do not fill the disk."""
+"""Maximum total size of all files, so that many large networks do not fill the disk."""
 NAME = re.compile(r"([0-9a-f]{32})-(\d{1,9})-(\d{1,12}\.\d{3})\.safetensors")
 """The address, epochs and seconds of a file."""
 OURS = re.compile(rf"[0-9a-f]{{32}}|{NAME.pattern}|{TEMPORARY.pattern}", re.DOTALL)

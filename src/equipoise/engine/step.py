@@ -79,7 +79,7 @@ def finish_step(fit: Fit) -> dict[str, float]:
 
 
 def learn_step(fit: Fit) -> dict[str, float]:
-    """Train a step and finish it, without evaluating it."""
+    """Train and finish a step, without evaluating it."""
     train_step(fit)
     return finish_step(fit)
 

@@ -1,1 +1,1 @@
-"""What all HTML pages share: templates, scripts and style, charts with their data, and figures as image files."""
+"""Shared parts of all HTML pages: templates, scripts and style, charts with their data, and charts as image files."""

@@ -13,7 +13,7 @@ from equipoise.pages.text import name_in_text
 
 Array = np.ndarray[Any, Any]
 MOST_CONFUSED = 8
-"""Classes that a click lists."""
+"""Number of classes that a click lists."""
 
 
 def confusion_figure(name: str, title: str, counts: Array, names: Sequence[str], bounds: Sequence[int]) -> Figure:
@@ -26,7 +26,7 @@ def confusion_figure(name: str, title: str, counts: Array, names: Sequence[str],
     listed = [
         f"{name_in_text(row['true class'])} as {name_in_text(row['predicted as'])} ({row['images']})" for row in table
     ]
-    caption = "The stronger the colour, the more images, as log(1 + n)."
+    caption = "Stronger colours mean more images, as log(1 + n)."
     caption += f" Most frequent errors: {', '.join(listed)}." if listed else " No image is misclassified."
     return Figure(name, title, caption, _matrix(counts, names, bounds), table, square=True)
 

@@ -1,4 +1,4 @@
-"""A figure of a page, and what all figures share. Text has the page's colour, in light and dark mode alike."""
+"""Figures of a page. Their text has the page's colour, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chart_of(rows: Rows) -> alt.Chart:
 
 
 def tooltips(*fields: str | alt.Tooltip) -> list[alt.Tooltip]:
-    """Return tooltips of these fields; Altair would take longer to infer the type of each."""
+    """Return tooltips for these fields, with types: letting Altair infer them takes longer."""
     return [alt.Tooltip(field) if isinstance(field, str) else field for field in fields]
 
 

@@ -42,12 +42,12 @@ def _environment(package: str) -> jinja2.Environment:
 
 
 def _without_controls(value: Any) -> Any:
-    """Escape control characters in whatever a template shows; what is marked as HTML was escaped before."""
+    """Escape control characters in everything a template shows; text marked as HTML was escaped before."""
     return page_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def with_code(text: str) -> Markup:
-    """Escape a text; what stands between backticks becomes code.
+    """Escape a text, and mark text between backticks as code.
 
     >>> with_code("a < b: see `equipoise undo`")
     Markup('a &lt; b: see <code>equipoise undo</code>')

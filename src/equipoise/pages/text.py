@@ -1,4 +1,4 @@
-"""Numbers and names as pages and tables show them."""
+"""Format numbers and names for pages and tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORT = 40
 
 
 def one_decimal(value: float | None, sign: str = "") -> str:
-    """Format a figure.
+    """Format a number with one decimal.
 
     >>> one_decimal(66.64), one_decimal(1.25, "+"), one_decimal(None)
     ('66.6', '+1.2', '–')

@@ -1,1 +1,1 @@
-"""Experiments: a recipe, a stream, a method; what happened, written down so that it can be repeated and resumed."""
+"""Experiments: a recipe, a stream and a method, with results on disk so that runs can be repeated and resumed."""

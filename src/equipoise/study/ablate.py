@@ -1,4 +1,4 @@
-"""The paper's ablations: one setting at a time is changed, and everything else is as in the recipe."""
+"""The paper's ablations: change one setting at a time, and keep everything else as in the recipe."""
 
 from __future__ import annotations
 

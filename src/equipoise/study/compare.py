@@ -1,6 +1,6 @@
 """Compare methods, step counts and seeds. Each cell has its own run directory, so nothing is computed twice.
 
-compare.json  the figures of every run, and their means and standard deviations
+compare.json  the metrics of every run, and their means and standard deviations
 compare.csv   one line per run and step
 compare.tex   the means of one metric, for a paper
 """
@@ -56,7 +56,7 @@ class Cell:
     label: str
     """Its name in the table; runs that differ only in their seed share it."""
     variant: str
-    """The method and what was changed in it."""
+    """The method and its changed settings."""
     settings: Settings
 
     @property
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def group(self) -> str:
-        """Cells of the same group differ only in what may leave their training unchanged."""
+        """Cells of the same group differ only in settings that may leave their training unchanged."""
         identity = self.settings.identity()
         for name in ("method", "fields", "memory"):
             del identity[name]
@@ -123,12 +123,12 @@ def plan(
 
 @dataclass(frozen=True)
 class ComparisonStatus:
-    """How far a comparison is."""
+    """Progress of a comparison."""
 
     table: dict[str, Any]
     """The content of compare.json."""
     pending: Sequence[str]
-    """Labels of runs that are still to do."""
+    """Labels of runs that are not done yet."""
     done: int
     runs: int
     seconds_left: float | None
@@ -166,8 +166,8 @@ def compare(
     """Execute every run that is not yet in ``out`` and return the content of compare.json, written after each run.
 
     A run that fails is listed under "failed", and the others continue. ``launcher`` executes the runs (default: this
-    process, one after another). compare.tex and the listener's tables show ``metric``. With ``share``, what several
-    runs would train alike, to the bit, is trained once.
+    process, one after another). compare.tex and the listener's tables show ``metric``. With ``share``, runs that would
+    train bit-identical networks train them once.
     """
     listener, data, directory = listener or CompareListener(), DataCache(data_root), Directory(out)
     _check(cells, out, data)
@@ -215,7 +215,7 @@ def _execute(
 
 
 def _check(cells: Sequence[Cell], out: Path, data: DataCache) -> None:
-    """Find every error that can be found before the first run starts."""
+    """Raise every error that can be detected before the first run starts."""
     refuse_process_group("a comparison")
     directory = Directory(out)
     if directory.exists("config.json"):
@@ -288,7 +288,7 @@ def _entry(runs: Sequence[tuple[Cell, RunResult]], out: Path) -> dict[str, Any]:
 
 
 def _lines(finished: Sequence[tuple[Cell, RunResult]]) -> list[dict[str, Any]]:
-    """Return the lines of compare.csv: every step of every run, with the figures of the whole run."""
+    """Return the lines of compare.csv: every step of every run, with the metrics of the whole run."""
     lines = []
     for cell, result in finished:
         settings = cell.settings

@@ -1,4 +1,4 @@
-"""What people see while a comparison is in progress."""
+"""Progress of a comparison on the console."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CompareTable(RunTable, CompareListener):
 
 
 class LaunchBoard(CompareTable):
-    """For runs in other processes: prints each run's table when it is done, and where the others are."""
+    """For runs in other processes: prints each run's table when it is done, and the progress of the others."""
 
     live: Live | None = None
     runs: Sequence[RunStatus] = ()

@@ -1,4 +1,4 @@
-"""What people and programs see while a run is in progress."""
+"""Progress of a run, for people and programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Summary = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class RunStart:
-    """What is known when a run starts."""
+    """Facts about a run that starts or continues."""
 
     settings: Settings
     sizes: Sequence[int]

@@ -28,7 +28,7 @@ from equipoise.study.run_dir import RunDir
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run found."""
+    """The results of a run."""
 
     directory: Path
     steps: list[StepResult]
@@ -37,7 +37,7 @@ class RunResult:
 
 
 def default_directory(settings: Settings) -> Path:
-    """Return where a run is stored if the user does not say."""
+    """Return the default directory of a run."""
     return Path("runs") / f"{Path(settings.recipe).stem}-{settings.method}-seed{settings.seed}"
 
 
@@ -73,7 +73,7 @@ class Experiment:
         return self.learner.settings
 
     def training_images(self, step: Step) -> Images:
-        """Return what a step is trained on."""
+        """Return the images that a step is trained on."""
         return self.learner.training_images(step, self.stream.before(step))
 
     def images_per_epoch(self) -> list[int]:
@@ -152,11 +152,11 @@ def _check_same(settings: Settings, stream: ClassStream) -> None:
         precision = settings.runtime.precision
         if distributed.broadcast(lambda: precision) != precision:
             raise UsageError(
-                f"{which} would compute in another precision than the first: set runtime.precision to 32 or bf16"
+                f"{which} would compute in a different precision from the first: set runtime.precision to 32 or bf16"
             )
         mine = stream.fingerprint()
         if distributed.broadcast(lambda: mine) != mine:
-            raise DataError(f"{which} sees other images than the first: update the data on its machine")
+            raise DataError(f"{which} sees different images from the first: update the data on its machine")
 
 
 def _learn(experiment: Experiment, step: Step, run_dir: RunDir, listener: RunListener) -> StepResult:

@@ -12,7 +12,7 @@ from equipoise.study.tables import Entry, figures_of, in_steps, legend, panels, 
 
 
 def comparison_csv(lines: Sequence[dict[str, Any]]) -> str:
-    """Return one line per run and step; a figure that only some methods have is empty for the others."""
+    """Return one line per run and step; a metric that only some methods have is empty for the others."""
     names = list(dict.fromkeys(name for line in lines for name in line))
     rows: list[list[Any]] = [names, *([line.get(name) for name in names] for line in lines)]
     return "".join(f"{csv_line(row)}\n" for row in rows)
@@ -84,7 +84,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _number(entry: Entry | None, heading: str, metric: Metric) -> str:
-    """Return a figure of an entry, or its accuracy after as many classes as the heading says."""
+    """Return a metric of an entry, or its accuracy after the number of classes in the heading."""
     mean = std = None
     figures = figures_of(metric)
     if entry and heading in figures:

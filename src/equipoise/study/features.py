@@ -22,7 +22,7 @@ from equipoise.learn.extractor import Extractor
 
 T = TypeVar("T")
 MIN_CACHED = 1000
-"""Fewer images are computed again sooner than they would be found."""
+"""Below this number of images, computing features is faster than looking them up."""
 
 
 def extract_cached(images: Images, extractor: Extractor) -> Images:

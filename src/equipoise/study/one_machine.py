@@ -1,4 +1,4 @@
-"""Processes of one machine that meet in a file, so that none of them listens to other machines."""
+"""Connect processes of one machine through a file, so that none of them listens to other machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEETING = "meeting"
 
 
 class OneMachineStrategy(DDPStrategy):
-    """Fabric's own strategy lets the first process listen on all network interfaces, and trusts whoever connects.
+    """Unlike Fabric's own strategy, do not listen on all network interfaces and trust every connection.
 
     Parameters
     ----------

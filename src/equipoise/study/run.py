@@ -29,7 +29,7 @@ def run(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     listener: RunListener | None = None,
 ) -> RunResult:
-    """Run an experiment, or continue it where it stopped.
+    """Run an experiment, or continue an interrupted one.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def run(
         Settings by section, as in a recipe: ``{"train": {"epochs": 3}, "fields": {"norm": 2}}``.
         ``{"runtime": {"devices": 2}}`` trains in two processes; guard the script with ``if __name__ == "__main__"``.
     listener
-        Hears of the progress.
+        Receives progress events.
 
     Returns
     -------

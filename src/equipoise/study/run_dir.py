@@ -76,7 +76,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     results: list[StepResult]
     """Results of the finished steps."""
@@ -120,7 +120,7 @@ class RunDir:
 
     @contextmanager
     def open(self, stream: ClassStream, method: Method) -> Iterator[Progress]:
-        """Lock the directory and read how far the run is; ``method`` takes the shapes of the state."""
+        """Lock the directory and read the progress of the run; ``method`` takes the shapes of the state."""
         make_dirs(self.directory, "checkpoint", "predictions")
         with self.directory.lock():
             self._read(stream)
@@ -206,7 +206,7 @@ class RunDir:
         self._begin_step()
 
     def finish(self, summary: Mapping[str, float | None], memory: Memory, tests: Images) -> None:
-        """Save what is written after the last step."""
+        """Save the files that are written after the last step."""
         gallery = self.directory.sub("gallery")
         if not gallery.exists("gallery.json"):
             name = f"predictions/step-{self._manifest.steps}.safetensors"
@@ -231,7 +231,7 @@ class RunDir:
 
 
 def make_dirs(directory: Directory, *names: str, option: str = "--out") -> None:
-    """Create directories in a place that the user chose with ``option``; an empty name is the place itself."""
+    """Create directories below a path that the user chose with ``option``; an empty name is the path itself."""
     try:
         for name in names:
             directory.make_dir(name)

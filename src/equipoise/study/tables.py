@@ -15,7 +15,7 @@ from equipoise.engine.metrics import TOP1, Metric
 from equipoise.pages.text import one_decimal
 
 DIFFERENCES = {"Δ last": "last", "Δ avg": "avg"}
-"""Figures that panels also show as differences from their first line."""
+"""Metrics that panels also show as differences from their first line."""
 LEGENDS = {
     "avg": "mean over all steps but the first, as in the paper",
     "avg+1": "mean over all steps",
@@ -47,7 +47,7 @@ def figures_of(metric: Metric) -> dict[str, str]:
 
 
 def notes(table: dict[str, Any], metric: Metric = TOP1) -> str:
-    """Explain the columns of a comparison and the spread of its figures."""
+    """Explain the columns of a comparison and the spread of its values."""
     headings = [*DIFFERENCES.values(), "Δ"] if table["panels"] else figures_of(metric)
     return f"{legend(headings)}\n{spread_note(table)}"
 
@@ -58,7 +58,7 @@ def legend(headings: Iterable[str]) -> str:
 
 
 def spread_note(table: dict[str, Any]) -> str:
-    """Say over how many seeds the figures are averaged."""
+    """Describe over how many seeds values are averaged."""
     counts = [entry["n"] for entry in table["entries"]] or [0]
     fewest, most = min(counts), max(counts)
     if most == 0:
@@ -73,7 +73,7 @@ def spread_note(table: dict[str, Any]) -> str:
 def comparison(table: dict[str, Any], console: Console, pending: Sequence[str] = (), metric: Metric = TOP1) -> Group:
     """Return a table of the accuracy after each step and its summary, with mean ± standard deviation over seeds.
 
-    On a narrow console, columns of steps are left out first, then figures.
+    On a narrow console, columns of steps are dropped first, then other metrics.
     """
     seen = sorted({classes for entry in table["entries"] for classes in entry["seen"]})
     figures = list(DIFFERENCES.values() if table["panels"] else figures_of(metric))
@@ -128,7 +128,7 @@ def panels(table: dict[str, Any], labels: Iterable[str]) -> list[tuple[str, list
 
 
 def spread_of(entry: Entry, key: str) -> Spread:
-    """Return mean and standard deviation of a figure of summary.json."""
+    """Return mean and standard deviation of a metric of summary.json."""
     return entry["mean"][key], entry["std"][key]
 
 

@@ -17,7 +17,7 @@ from equipoise.engine.metrics import METRICS
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker gets when a run starts or continues."""
+    """Facts about a run that a tracker gets when it starts or continues."""
 
     name: str
     settings: dict[str, Any]
@@ -44,7 +44,7 @@ class TrackerBackend(ABC):
 
     @abstractmethod
     def log(self, axis: str, at: int, moment: int, figures: Mapping[str, float]) -> None:
-        """Log figures of step or epoch (``axis``) number ``at``; ``moment`` counts all calls of a run."""
+        """Log metrics of step or epoch (``axis``) number ``at``; ``moment`` counts all calls of a run."""
 
     @abstractmethod
     def finish(self, complete: bool) -> None:

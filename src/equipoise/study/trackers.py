@@ -1,4 +1,4 @@
-"""Report runs to experiment trackers, off by default. metrics.jsonl remains the record: a tracker gets a copy."""
+"""Log runs to experiment trackers, off by default. metrics.jsonl remains the record: a tracker gets a copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equipoise.study.tracker_backends import BACKENDS, TrackedRun, TrackerBacken
 
 @dataclass(frozen=True)
 class TrackerState:
-    """What a tracker has received of a run. It is saved next to the tracker's files, so nothing is sent twice."""
+    """What a tracker has received from a run. It is saved next to the tracker's files, so nothing is sent twice."""
 
     where: str
     id: str | None = None
@@ -46,7 +46,7 @@ class Tracker(RunListener):
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             warn(
                 f"equipoise: tracking with {self.name} stopped ({reason}): the run continues, "
-                "and metrics.jsonl has all figures"
+                "and metrics.jsonl has all metrics"
             )
 
     def run(self, start: RunStart) -> None:
@@ -81,7 +81,7 @@ class Tracker(RunListener):
         self.directory.write_json(self.file, asdict(state))
 
     def _log(self, axis: str, at: int, figures: Mapping[str, Any], **received: Any) -> None:
-        """Log figures, then save what the tracker has received."""
+        """Log metrics, then save what the tracker has received."""
         if self.backend is not None:
             with self._guarded():
                 numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}

@@ -49,7 +49,7 @@ def check_steps(trial: Trial) -> None:
 
 
 def check_same_seed(trial: Trial) -> None:
-    """The same seed gives the same bits, another seed does not."""
+    """The same seed gives bit-identical weights, another seed does not."""
     states = [state_of(trial.learned(2, seed).learner.method) for seed in (0, 0, 1)]
     ensure(same(states[0], states[1]), f"{trial.name}: the same seed gave different weights")
     ensure(not same(states[0], states[2]), f"{trial.name}: another seed gave the same weights")
@@ -81,7 +81,7 @@ class StopAfter(RunListener):
 
 
 def check_resume(trial: Trial) -> None:
-    """A run that is interrupted after every epoch of every stage ends with the same bits."""
+    """A run that is interrupted after every epoch of every stage ends bit-identical."""
     settings = trial.settings(steps="3,3")
     data = trial.data()
     counter = StopAfter(10**9)
@@ -95,8 +95,8 @@ def check_resume(trial: Trial) -> None:
                 raise AssertionError(f"{trial.name}: the run was not interrupted")
         last = StopAfter(10**9)
         again = _final_state(settings, data, directory, last)
-        ensure(10**9 - last.left == min(epochs, 1), f"{trial.name}: a continued run repeated epochs or left some out")
-        ensure(same(whole, again), f"{trial.name}: it ended differently after an interruption")
+        ensure(10**9 - last.left == min(epochs, 1), f"{trial.name}: a continued run repeated or skipped epochs")
+        ensure(same(whole, again), f"{trial.name}: the result differs after an interruption")
 
 
 def _final_state(settings: Settings, data: Dataset, directory: Path, listener: RunListener) -> State:
@@ -106,7 +106,7 @@ def _final_state(settings: Settings, data: Dataset, directory: Path, listener: R
 
 
 def check_keep_classes(trial: Trial) -> None:
-    """After ``keep_classes`` the remaining classes are predicted as before, and learning continues; or it refuses."""
+    """After ``keep_classes``, predictions of remaining classes are the same and learning continues, or it raises."""
     experiment = trial.learned(2)
     learner = experiment.learner
     before = predict_some(experiment)

@@ -22,7 +22,7 @@ from equipoise.testing.trial import Trial, copy_of, ensure, learn, state_of
 
 
 def check_distributed(trials: Sequence[Trial]) -> None:
-    """Two processes that train together have the same bits and memory after every step, and evaluate like one."""
+    """Two processes that train together have identical weights and memory after every step, and evaluate like one."""
     try:
         run_in_group(functools.partial(_learn_distributed, trials))
     except RuntimeError as error:

@@ -31,18 +31,18 @@ def report_model(
     figures: Path | None = None,
     formats: str | Sequence[str] = ("svg", "png"),
 ) -> ModelReport:
-    """Write the page of a model beside its directory, which holds nothing but the model.
+    """Write the page of a model next to its directory, which contains nothing but the model.
 
     Parameters
     ----------
     place
         The model.
     out
-        The file to write (default: the name of the directory with ``-report.html``, beside it).
+        The file to write (default: the name of the directory with ``-report.html``, next to it).
     figures
-        Where to write every figure as an image file (default: nowhere).
+        Directory for the charts as image files (default: none are written).
     formats
-        Formats of these files: svg, png, pdf.
+        Formats of the image files: svg, png, pdf.
     """
     for package in ("altair", "jinja2"):
         extras.require(package, "report", "a report")
@@ -67,7 +67,7 @@ def report_model(
 
 
 def default_page(directory: Path) -> Path:
-    """Return the file beside a model's directory."""
+    """Return the file next to a model's directory."""
     name = directory.name if directory.name not in ("", "..") else directory.resolve().name
     return (directory if directory.name == name else directory.resolve()).with_name(f"{name or 'model'}-report.html")
 

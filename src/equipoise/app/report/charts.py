@@ -1,4 +1,4 @@
-"""The figures of a model."""
+"""Charts of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equipoise.pages.confusion import confusion_figure
 from equipoise.pages.figure import Figure, Rows, chart_of, rounded, tooltips
 
 MATRIX = 60
-"""Classes of a confusion matrix, at most; larger ones cannot be read."""
+"""Maximum number of classes in a confusion matrix; larger ones are unreadable."""
 GROWTH_HEIGHT = 180
 LEARNED, CORRECTED = "classes learned", "corrected or forgotten"
 SURE = 0.9
@@ -78,7 +78,7 @@ def _growth_figure(
         if value is not None
     ]
     axis = alt.Axis(format="d", tickMinStep=1, grid=False)
-    lowest = min(row["value"] for row in rows) - 5  # so that a point less does not look like much
+    lowest = min(row["value"] for row in rows) - 5  # so that a drop of one point does not look large
     scale = alt.Scale(domain=[max(lowest, 0), 100], nice=True) if name == "accuracy" else alt.Scale(zero=True)
     base = chart_of(rows).properties(height=GROWTH_HEIGHT)
     base = base.encode(

@@ -1,4 +1,4 @@
-"""What the page of a model shows: predictions of images that it did not learn from, and what follows from them."""
+"""Data for the page of a model: predictions of images that it did not learn from, and statistics of them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ModelFacts:
 
     @property
     def evaluated_on(self) -> str:
-        """Describe the images that figures are about."""
+        """Describe the images that the metrics are computed on."""
         made = self.predictions
         left_out = self.last.evaluated == "leave-one-out" if made is None else made.left_out
         total = self.last.total_old + self.last.total_new if made is None else len(made.labels)
@@ -137,9 +137,9 @@ class ModelFacts:
         if self.predictions is not None:
             return None
         if len(self.names) == 1:
-            return "There is one class so far, so every image is predicted as it."
+            return "There is only one class so far, so every image is predicted as that class."
         if self.model.memory.images() is None:
-            found = "the figures below are those of the last step" if self.last.accuracy is not None else ""
+            found = "the numbers below are those of the last step" if self.last.accuracy is not None else ""
             return "This model keeps no images" + (f": {found}." if found else ", so its accuracy is not known.")
         return "Every class has too few images to evaluate on, so the accuracy is not known."
 
@@ -180,7 +180,7 @@ def find(model: Model) -> list[Suspect] | None:
 
 
 def predict(model: Model) -> Predictions | None:
-    """Predict held-out images, or each kept image by the solution without it. Changes ``model``: it is solved again."""
+    """Predict held-out images, or each kept image by the solution without it (modifies ``model``: solves it again)."""
     if len(model.classes) < 2:
         return None
     if len(model.holdout):

@@ -79,13 +79,13 @@ def conclusion(facts: ModelFacts) -> str | None:
 
 
 def notes(facts: ModelFacts) -> list[str]:
-    """Return what the last step warned of, and its advice."""
+    """Return the warning and the advice of the last step."""
     found = {"Warning": facts.last.warning, "Advice": facts.last.advice}
     return [f"{kind}: {printable(text)}." for kind, text in found.items() if text]
 
 
 def cards(facts: ModelFacts) -> list[dict[str, str]]:
-    """Return the most important figures."""
+    """Return the most important metrics."""
     balanced = [step for step in facts.steps if step.kind == "learn" and step.total_old and step.total_new]
     left_out = "leave-one-out" in facts.evaluated_on
     found = [
@@ -93,7 +93,7 @@ def cards(facts: ModelFacts) -> list[dict[str, str]]:
             "name": "accuracy, " + ("leave-one-out" if left_out else "held-out images"),
             "value": _percent(facts.accuracy),
         },
-        {"name": "accuracy if every class counts the same", "value": _percent(facts.accuracy_macro)},
+        {"name": "mean accuracy per class", "value": _percent(facts.accuracy_macro)},
         {"name": "calibration error (ECE), points", "value": one_decimal(facts.ece)},
     ]
     if balanced:
@@ -108,7 +108,7 @@ def _percent(value: float | None) -> str:
 
 
 def step_rows(facts: ModelFacts) -> list[dict[str, Any]]:
-    """Return what each step did, the last first."""
+    """Return one row per step, the last one first."""
     return [
         {
             "step": step.step,
@@ -126,7 +126,7 @@ def step_rows(facts: ModelFacts) -> list[dict[str, Any]]:
 
 
 def class_rows(facts: ModelFacts, pictures: Pictures) -> list[dict[str, Any]]:
-    """Return for every class its images, its accuracy, its most frequent error and when it was learned."""
+    """Return one row per class: its images, its accuracy, its most frequent error and when it was learned."""
     learned, shown = facts.learned(), pictures.of_classes()
     kept, held = facts.images.counts("memory"), facts.images.counts("holdout")
     worst = {true: (predicted, images) for true, predicted, images in reversed(facts.confusions)}
@@ -192,26 +192,26 @@ def _quoted(name: str) -> str:
 
 
 def suspects_note(facts: ModelFacts) -> str:
-    """Say what was looked for."""
+    """Describe which images are listed as suspects."""
     if facts.suspects is None:
         if len(facts.names) == 1:
-            return "There is one class so far, so no image can be in a wrong one."
-        return "Not known: they are found in models that keep the features of all images, as the default method does."
+            return "There is only one class so far, so no image can be in the wrong one."
+        return "Not available: finding them needs the features of all images, which the default method keeps."
     if not facts.suspects:
-        text = "No image looks as if it were in a wrong class."
+        text = "No image seems to be in the wrong class."
     else:
         text = f"{counted(len(facts.suspects), 'image')} to look at"
         text += f", the first {MOST_SUSPECTS} of them here." if len(facts.suspects) > MOST_SUSPECTS else "."
     if facts.images.count("memory") > MOST_PAIRS:
-        text += " Nearly equal images in two classes are not shown for so many images: see `equipoise suspects`."
+        text += " With this many images, nearly identical ones in two classes are not shown: see `equipoise suspects`."
     return text
 
 
 def how_unknown(facts: ModelFacts) -> str:
-    """Say how images of unknown classes are recognised."""
+    """Describe how images of unknown classes are recognised."""
     if facts.model.familiarity is None:
         why = "there is one class" if len(facts.names) == 1 else "there were no images to compare others with"
-        return f"This model calls no image unknown, because {why}."
+        return f"This model reports no image as unknown, because {why}."
     return (
         f"An image is called unknown if it looks less familiar than {100 * ACCEPT:.0f} % of known images do; "
         "`equipoise predict --accept` changes this share. Familiarity combines the score of the predicted class and "

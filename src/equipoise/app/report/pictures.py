@@ -15,7 +15,7 @@ from equipoise.app.stored_images import MODES, thumbnail
 from equipoise.data.images import Images
 
 LARGEST = 1024
-"""Width and height of a thumbnail that is decoded; ours have 96 pixels, and a model may come from a stranger."""
+"""Width and height of a thumbnail that is decoded; ours have 96 pixels, and a model may be untrusted."""
 OF_CLASS, OF_SUSPECT = 64, 96
 """Width and height of pictures, at most."""
 PER_CLASS = 4
@@ -71,7 +71,7 @@ def data_url(data: bytes, size: int) -> str | None:
 
 
 def jpeg(data: bytes, size: int) -> bytes | None:
-    """Decode a JPEG file and encode its pixels again, so that nothing else of it gets into a page."""
+    """Decode a JPEG file and encode its pixels again, so that nothing else in the file gets into a page."""
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
             if max(picture.size) > LARGEST:

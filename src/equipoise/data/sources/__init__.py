@@ -47,7 +47,7 @@ SOURCES = {
     "folder": Source("folder", "your own tree of class folders", "required"),
 }
 MODULES = {"tiny-imagenet-100": "tiny_imagenet"}
-"""Modules that have another name than their data set."""
+"""Modules whose name differs from that of their data set."""
 
 
 def source(name: str) -> Source:
@@ -99,9 +99,9 @@ def data_root(name: str, root: str | Path | None) -> Path | None:
     if use == "unused" or (use == "optional" and root is None):
         return None
     if root is None:
-        raise UsageError(f"the dataset {name} is read from files: give their directory with --data-root DIR")
+        raise UsageError(f"the dataset {name} is read from files: pass their directory with --data-root DIR")
     if not Path(root).is_dir():
-        raise DataError(f"the data root {root} is not a directory: create it, or give another with --data-root")
+        raise DataError(f"the data root {root} is not a directory: create it, or choose another with --data-root")
     return Path(root)
 
 

@@ -79,7 +79,7 @@ def class_folders(root: Path) -> list[str]:
 
 
 def by_class(folders: Iterable[str]) -> dict[str, list[str]]:
-    r"""Return the folders of each class, sorted: accents may be composed or not, and all spellings are one class.
+    r"""Return the folders of each class, sorted; composed and decomposed accents are the same class.
 
     >>> print(ascii(by_class(["cafe\u0301", "caf\u00e9", "bar"])))
     {'bar': ['bar'], 'caf\xe9': ['cafe\u0301', 'caf\xe9']}

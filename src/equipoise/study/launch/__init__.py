@@ -1,6 +1,6 @@
 """Launchers of a comparison's runs: in this process, in several processes, on a Ray cluster, or as SLURM jobs.
 
-A run continues from its directory wherever it is launched, so all launchers give the same results.
+A run continues from its directory wherever it is executed, so all launchers give the same results.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Job:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far a run in another process is."""
+    """Progress of a run in another process."""
 
     name: str
     fraction: float
-    """How much of its training is done and saved, from 0 to 1."""
+    """Fraction of its training that is done and saved, from 0 to 1."""
     position: str | None
     """The step and epoch; None while it is waiting."""
 
@@ -48,10 +48,10 @@ class LaunchListener(RunListener):
     """Receives the events of runs in this process, and the status of those in other processes."""
 
     group_listener: type[RunListener] = RunListener
-    """What hears of a run that a process group on this machine makes."""
+    """Creates the listener of a run that a process group on this machine executes."""
 
     def running(self, runs: Sequence[RunStatus], seconds_left: float | None) -> None:
-        """The runs in other processes are this far."""
+        """Receive the progress of runs in other processes."""
 
 
 class DataCache:

@@ -1,4 +1,4 @@
-"""What launchers that use other processes share: they send jobs to them and read the run directories.
+"""Base class of launchers that use other processes: send jobs to them and read the run directories.
 
 All machines must see the same directories, as on a shared file system.
 """
@@ -31,7 +31,7 @@ PATIENCE = 90.0
 
 @dataclass(frozen=True)
 class RunResources:
-    """What each run gets of a machine, and its trackers."""
+    """Resources of each run, and its trackers."""
 
     cpus: int | None = None
     """CPUs per run (None: as many as the run has threads, or 1)."""
@@ -74,7 +74,7 @@ class RemoteJob(Job):
 
 
 def execute_job(job: RemoteJob) -> str | None:
-    """Execute a run in this process, which we started for it; return the error message if it fails."""
+    """Execute a run in this process, which was started for it; return the error message if it fails."""
     keep_freed_memory()
     try:
         settings = job.settings
@@ -96,7 +96,7 @@ def _load(settings: Settings, root: Path | None) -> Dataset:
 
 
 def _wait_until_free(directory: Path) -> None:
-    """Wait for the process that made this run before: its job may be cancelled but still running."""
+    """Wait for the process that executed this run before: its job may be cancelled but still running."""
     deadline = time.monotonic() + PATIENCE
     while Directory(directory).is_file(".lock") and time.monotonic() < deadline:
         try:
@@ -122,7 +122,7 @@ class Remote(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Cancel what has not ended, and clean up."""
+        """Cancel jobs that have not ended, and clean up."""
 
     def launch(self, jobs: Sequence[Job], data: DataCache, listener: LaunchListener) -> Outcomes:
         waiting = dict(enumerate(jobs))
@@ -158,7 +158,7 @@ def _outcome(job: Job, error: str | None, listener: LaunchListener) -> Outcome:
 
 
 class RunMonitor:
-    """Looks into run directories and predicts when all runs will be done."""
+    """Reads run directories and predicts when all runs will be done."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._untouched = {job.directory: _locked_at(job) for job in jobs}

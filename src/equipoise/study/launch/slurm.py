@@ -29,7 +29,7 @@ MINUTES = 240
 TRIES = 12
 """How often squeue is tried before giving up."""
 SUBMITIT_OPTIONS = ("array_parallelism", "signal_delay_s")
-"""Options of submitit that sbatch does not know."""
+"""Options of submitit that are not options of sbatch."""
 
 
 class Slurm(Remote):
@@ -42,7 +42,7 @@ class Slurm(Remote):
     folder
         Where job files and logs go.
     resources
-        What each run gets.
+        Resources of each run.
     cluster
         submitit's name of the cluster; "local" runs the jobs as processes of this machine, for tests.
     """

@@ -1,4 +1,4 @@
-"""Self-contained HTML reports of runs and comparisons, and their figures for a paper."""
+"""Self-contained HTML reports of runs and comparisons, and their charts as image files for a paper."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def report(
     directory
         A run's directory, or one with runs below it.
     figures
-        Where to write every figure as an image file (default: nowhere).
+        Directory for the charts as image files (default: none are written).
     formats
-        Formats of these files: svg, png, pdf.
+        Formats of the image files: svg, png, pdf.
 
     Returns
     -------
     ReportFiles
-        The files, and what could not be shown.
+        The files, and the runs that could not be shown.
     """
     for package in ("altair", "jinja2"):
         extras.require(package, "report", "a report")

@@ -1,4 +1,4 @@
-"""Figures that a report computes from the predictions of a run."""
+"""Metrics that a report computes from the predictions of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a comparison."""
+"""Charts of a comparison."""
 
 from __future__ import annotations
 

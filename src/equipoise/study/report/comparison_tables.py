@@ -1,4 +1,4 @@
-"""What the page of a comparison says in numbers and sentences."""
+"""Tables and sentences for the page of a comparison."""
 
 from __future__ import annotations
 

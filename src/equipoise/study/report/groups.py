@@ -17,10 +17,10 @@ from equipoise.study.run_dir import flat_settings
 from equipoise.study.tables import in_steps
 
 MARKS = ("config.json", "metrics.jsonl", "checkpoint")
-"""A directory with one of these is a run, or was meant to become one."""
+"""A directory with one of these is a run, or the beginning of one."""
 
 Skipped = list[tuple[str, str]]
-"""What is not shown, and why."""
+"""Runs that are not shown, and why."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RunGroup:
         return [step.seen for step in self.runs[0].steps]
 
     def values(self, name: str) -> Array:
-        """Return a figure of the results, such as accuracy or errors.e_n: one row per run, one column per step."""
+        """Return a metric of the results, such as accuracy or errors.e_n: one row per run, one column per step."""
         figure = attrgetter(name)
         return np.array([[figure(step) for step in run.steps] for run in self.runs], dtype=float)
 
@@ -65,7 +65,7 @@ class ComparedEntry:
 
 @dataclass(frozen=True)
 class ComparisonFile:
-    """What a report reads of compare.json."""
+    """The part of compare.json that a report reads."""
 
     entries: list[ComparedEntry]
     panels: list[Panel] | None = None

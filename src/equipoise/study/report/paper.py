@@ -30,7 +30,7 @@ class PaperResult:
     last: float | None
 
     def figure(self, key: str) -> float | None:
-        """Return the paper's value of a figure of summary.json, if it reports it."""
+        """Return the paper's value of a metric of summary.json, if it reports it."""
         found = {self.metric.last: self.last, self.metric.average_without_first: self.average}
         if self.curve:
             found[self.metric.average_with_first] = statistics.mean(self.curve)
@@ -73,7 +73,7 @@ def paper_curve(run: RunRecord, metric: Metric) -> Sequence[float]:
 
 
 def _as_published(settings: Mapping[str, Any]) -> bool:
-    """Return whether all choices are the paper's. Norm and reinit_head may differ: its text and its code disagree."""
+    """Return whether all settings are the paper's. Norm and reinit_head may differ: text and code disagree."""
     fields, selection = settings["fields"], settings["memory"].get("selection", "herding")
     bias = settings["method"] in WITHOUT_BIAS and fields.get("bias", False)
     return selection == "herding" and fields.get("clip", True) and not bias

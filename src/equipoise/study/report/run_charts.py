@@ -1,4 +1,4 @@
-"""The figures of one run."""
+"""Charts of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_figures(run: RunRecord) -> list[Figure]:
 
 
 def _states(run: RunRecord, after: T, before: T) -> list[tuple[str, T]]:
-    """Name what is drawn: after and before the correction, or only the run itself if there is none."""
+    """Name the series: after and before the correction, or only the run itself if there is no correction."""
     return [(AFTER, after), (BEFORE, before)] if run.corrected else [(RUN, after)]
 
 

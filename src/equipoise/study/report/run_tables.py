@@ -1,4 +1,4 @@
-"""What the page of a run says in numbers and sentences."""
+"""Tables and sentences for the page of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TITLES = {
 
 
 def summary_titles(classes: int) -> dict[str, str]:
-    """Return the figures of summary.json that a page shows, and what it calls them."""
+    """Return the metrics of summary.json that a page shows, with their titles."""
     return {
         key: TITLES[heading] if metric is TOP1 else f"{metric.title}, {TITLES[heading]}"
         for metric in metrics_for(classes)
@@ -31,7 +31,7 @@ def summary_titles(classes: int) -> dict[str, str]:
 
 
 def headline(run: RunRecord) -> list[dict[str, str]]:
-    """Return the most important figures, next to the paper's if it reports the same."""
+    """Return the most important metrics, next to the paper's if it reports the same."""
     paper = paper_result(run)
     summary = run.summary
     if summary is None:
@@ -67,7 +67,7 @@ def conclusion(run: RunRecord) -> str:
 
 
 def class_table(run: RunRecord) -> list[dict[str, Any]]:
-    """Return for every class when it was learned, its accuracy then and now, and its most frequent error."""
+    """Return one row per class: when it was learned, its accuracy then and now, and its most frequent error."""
     wrong = without_diagonal(confusion(run.predictions(len(run.steps))[0], run.seen))
     table = []
     for c, name in enumerate(run.names):

@@ -27,7 +27,7 @@ MAX_CLASSES = 10_000
 
 
 class MemoryKeys(TypedDict):
-    """What a report reads of the memory's settings."""
+    """The memory's settings that a report reads."""
 
     size: int
     per: str
@@ -35,26 +35,26 @@ class MemoryKeys(TypedDict):
 
 
 class StreamKeys(TypedDict):
-    """What a report reads of the stream's settings."""
+    """The stream's settings that a report reads."""
 
     classes: NotRequired[int | None]
     validation: NotRequired[int]
 
 
 class NetKeys(TypedDict):
-    """What a report reads of the network's settings."""
+    """The network's settings that a report reads."""
 
     backbone: str
 
 
 class TrainKeys(TypedDict):
-    """What a report reads of the schedule."""
+    """The schedule's settings that a report reads."""
 
     epochs: int
 
 
 class SettingsKeys(TypedDict):
-    """What a report reads of a run's settings. It needs no method, so it also shows runs of plug-ins that are gone."""
+    """The settings that a report reads. It needs no method, so it can show runs of plug-ins that are gone."""
 
     dataset: str
     method: str
@@ -68,7 +68,7 @@ class SettingsKeys(TypedDict):
 
 
 class ConfigKeys(TypedDict):
-    """What a report reads of config.json."""
+    """The part of config.json that a report reads."""
 
     settings: SettingsKeys
     classes: NotRequired[list[Label]]
@@ -105,7 +105,7 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings, by their present names."""
+        """The settings, with current names."""
         return upgrade(self.config["settings"])
 
     @property
@@ -169,7 +169,7 @@ class RunRecord:
         return found
 
     def check(self) -> None:
-        """Raise an error unless all that a report shows is there and fits together."""
+        """Raise an error unless everything that a report shows is present and consistent."""
         seen = 0
         for step in self.steps:
             seen += step.new

@@ -12,7 +12,7 @@ from equipoise.core.directory import Directory
 from equipoise.errors import RunError
 
 RENAMED = {"mended": "fixed", "spoiled": "broken", "right": "correct"}
-"""Kinds of test images that have another name in galleries of format 1."""
+"""Kinds of test images whose names differ in galleries of format 1."""
 
 MAX_SHEET_BYTES = 32 << 20
 
