@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import tarfile
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import equipoise as eq
-from equipoise.errors import DataError, UsageError
+from equipoise.errors import DataError, RunError, UsageError
 from equipoise.learn.align import unit_head
 from equipoise.learn.backbones import Architecture
 from equipoise.learn.head import Head
@@ -286,6 +293,125 @@ def test_align_file_corrects_checkpoints_of_other_libraries(kind: str, tmp_path:
     torch.testing.assert_close(written["fc.weight"][4:], state["fc.weight"][4:] * report.gamma)
     torch.testing.assert_close(written["fc.bias"][4:], state["fc.bias"][4:] * report.gamma)
     assert torch.equal(written["conv"], state["conv"])
+
+
+# ---- checkpoints of strangers
+
+
+def rezip(file: Path, change: tuple[bytes, bytes] = (b"", b""), compression: int = zipfile.ZIP_STORED) -> None:
+    """Replace bytes in the pickle of a checkpoint, and write it again."""
+    with zipfile.ZipFile(file) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data.replace(*change) if name.endswith("data.pkl") else data)
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        *product(("dict", "inner dict"), ("get", "items", "keys", "values", "copy", "__reduce_ex__", "__class__")),
+        *product(("tensor",), ("dim", "stride", "is_floating_point", "__reduce_ex__")),
+        ("metadata", "__reduce_ex__"),
+    ],
+)
+def test_attributes_of_a_checkpoint_replace_no_methods(holder: str, name: str, tmp_path: Path) -> None:
+    inner: Any = OrderedDict({"fc.weight": nn.Parameter(layer(bias=False).float().weight.data)})
+    state = OrderedDict(model=inner)
+    inner._metadata = OrderedDict(version=1)
+    spoilt = {"dict": state, "inner dict": inner, "tensor": inner["fc.weight"], "metadata": inner._metadata}[holder]
+    spoilt.__dict__["x" * len(name)] = 7
+    torch.save(state, tmp_path / "a.pt")
+    rezip(tmp_path / "a.pt", (b"x" * len(name), name.encode()))
+    report = align_file(tmp_path / "a.pt", "fc.weight", 4, tmp_path / "b.pt")
+    written = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert written["model"]._metadata == {"version": 1}
+    assert name not in vars(written) | vars(written["model"]) | vars(written["model"]["fc.weight"])
+    assert report.gamma < 1
+
+
+def test_a_checkpoint_may_contain_itself_and_names_of_any_type(tmp_path: Path) -> None:
+    state: dict[Any, Any] = {"fc.weight": torch.rand(4, 3), 3: torch.rand(2, 2), "x" * 10**5: torch.rand(2, 2)}
+    state["again"] = [state, {1}, (state,)]
+    torch.save(state, tmp_path / "a.pt")
+    assert align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt").old == 2
+    with pytest.raises(UsageError, match=r"did you mean 'fc\.weight'") as caught:
+        align_file(tmp_path / "a.pt", "fc.weigh", 2, tmp_path / "b.pt")
+    assert len(str(caught.value)) < 500
+
+
+def test_a_compressed_checkpoint_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"fc.weight": torch.ones(100, 1000)}, tmp_path / "a.pt")
+    good = (tmp_path / "a.pt").read_bytes()
+    align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt")
+    rezip(tmp_path / "a.pt")
+    align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt")
+    stored = (tmp_path / "a.pt").read_bytes()
+    rezip(tmp_path / "a.pt", compression=zipfile.ZIP_DEFLATED)
+    assert len((tmp_path / "a.pt").read_bytes()) < 10_000
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(DataError, match=r"a\.pt is compressed: save it again with torch\.save"):
+        align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt")
+    for odd in (
+        stored[:-22] + bytes(10) + stored[-22:],  # zipfile and torch find different directories
+        good[:-22] + bytes(10) + good[-22:],
+        good[:-98] + bytes(10) + good[-98:],
+        good[:-42] + good[-42:-34] + bytes(8) + good[-26:],
+        stored + bytes(10),
+        good[:100],
+        b"PK\3\4",
+    ):
+        (tmp_path / "a.pt").write_bytes(odd)
+        with pytest.raises(DataError, match="is truncated or not a checkpoint that torch can read"):
+            align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt")
+    (tmp_path / "a.pt").write_bytes(good)
+    monkeypatch.setattr("equipoise.study.align_file.MAX_DIRECTORY_BYTES", 100)
+    with pytest.raises(DataError, match="has a directory of more than"):
+        align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt")
+
+
+def test_an_old_checkpoint_is_not_read_as_a_tar_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header of a tar file may be of any size, and take any time."""
+    torch.save({"fc.weight": torch.rand(4, 3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    monkeypatch.setattr(tarfile, "open", lambda *_, **__: pytest.fail("it was read as a tar file"))
+    assert align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt").new == 2
+
+
+def test_the_header_of_a_safetensors_file_is_checked(tmp_path: Path) -> None:
+    save_file({"fc.weight": torch.rand(4, 3)}, tmp_path / "a.safetensors")
+    data = (tmp_path / "a.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].ljust(9 << 20)
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    with pytest.raises(RunError, match=r"cannot read .* as safetensors: .*its header has an invalid length"):
+        align_file(tmp_path / "a.safetensors", "fc.weight", 2, tmp_path / "b.safetensors")
+
+
+HEADS: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "sparse": (lambda: torch.ones(4, 3).to_sparse(), "fc.weight is a sparse tensor: save it as a dense one"),
+    "compressed rows": (lambda: torch.ones(4, 3).to_sparse_csr(), "fc.weight is a sparse tensor"),
+    "expanded": (lambda: torch.ones(1, 3).expand(4, 3), "fc.weight is an expanded tensor, whose values share memory"),
+    "meta": (lambda: torch.ones(4, 3, device="meta"), "fc.weight is a meta tensor, which has no values"),
+    "float8": (lambda: torch.ones(4, 3).to(torch.float8_e4m3fn), "fc.weight is stored as torch.float8_e4m3fn: convert"),
+    "no rows": (lambda: torch.ones(0, 3), "cannot align a head of 0 classes: it needs old and new ones"),
+    "one row": (lambda: torch.ones(1, 3), "cannot align a head of 1 classes"),
+    "quantised": (lambda: torch.quantize_per_tensor(torch.ones(4, 3), 0.1, 0, torch.qint8), "one row of floats"),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_that_cannot_be_aligned_are_described(kind: str, tmp_path: Path) -> None:
+    """Without warnings of torch, which pytest would turn into errors."""
+    make, message = HEADS[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save({"fc.weight": make()}, tmp_path / "a.pt")
+    with pytest.raises((DataError, UsageError), match=re.escape(message)):
+        align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt")
+    bias = {"fc.weight": torch.ones(4, 3), "fc.bias": torch.ones(4).to_sparse()}
+    torch.save(bias, tmp_path / "a.pt")
+    with pytest.raises(DataError, match=r"the bias of fc\.weight is a sparse tensor"):
+        align_file(tmp_path / "a.pt", "fc.weight", 2, tmp_path / "b.pt")
 
 
 @pytest.mark.parametrize("error", [IndexError, TypeError, AssertionError])

@@ -17,6 +17,7 @@ from equipoise.core.directory import Directory
 from equipoise.core.tensors import write_tensors
 from equipoise.errors import UsageError
 from equipoise.learn.backbones import BACKBONES, Architecture
+from equipoise.learn.backbones.timm_net import TimmNet
 from equipoise.learn.backbones.weights import load_weights
 from tests.folders import glyph_folder
 
@@ -145,6 +146,14 @@ print(True)
     if "No module named" in done.stderr and "timm" in done.stderr:
         pytest.skip("timm is not installed")
     assert done.stdout.strip().endswith("True"), done.stderr[-2000:]
+
+
+def test_a_timm_network_that_cannot_compute_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that shrinks images to nothing."""
+    monkeypatch.setattr(TimmNet, "_create", lambda self: nn.Conv2d(3, 4, 9))
+    assert TimmNet("some", 3, 9).width == 4
+    with pytest.raises(UsageError, match="timm cannot create 'some' for 8-pixel images"):
+        TimmNet("some", 3, 8)
 
 
 def test_published_timm_weights_are_converted_and_downloaded_on_request(tmp_path: Path) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from equipoise.app import card
 from equipoise.app.model_dir import ModelDir
 from equipoise.core.directory import Directory
 from equipoise.errors import RunError
+from tests.conftest import Ran
 from tests.folders import glyph_folder
 from tests.models import learn
+
+Cli = Callable[..., Ran]
 
 
 def test_text_that_the_user_added_stays(model_path: Path, glyph_steps: list[Path]) -> None:
@@ -41,6 +48,22 @@ def test_a_class_name_cannot_break_the_card(tmp_path: Path) -> None:
     learn(tmp_path / "m", pictures, epochs=1)
     card = (tmp_path / "m" / "README.md").read_text()
     assert "| a \\| &lt;script&gt;\\`x\\` |" in card
+
+
+def test_a_method_cannot_break_the_card(model_path: Path, cli: Cli) -> None:
+    """Its name is checked when it is read, and escaped when it is written."""
+    config = ModelDir(model_path).config()
+    evil = replace(config, settings=config.settings | {"method": "wa]\nlicense: [mit] <b>"})
+    text = card.render("", evil, ModelDir(model_path).steps(), ModelDir(model_path).images_of(config))
+    assert "continual-learning, wa--license---mit---b-]\n---\n" in text
+    assert "wa\\] license: \\[mit\\] &lt;b&gt;" in text
+    before = (model_path / "README.md").read_bytes()
+    (model_path / "config.json").unlink()
+    (model_path / "config.json").write_text(json.dumps(asdict(evil)))
+    ran = cli("undo", model_path)
+    assert ran.code == 2
+    assert "settings.method is not the name of a method" in ran.err
+    assert (model_path / "README.md").read_bytes() == before
 
 
 def test_a_card_that_cannot_be_written_does_not_undo_a_step(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import lzma
 import pickle
+import signal
+import struct
 import tarfile
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from equipoise.app.evaluate import evaluate_folder
 from equipoise.app.learn import LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
 from equipoise.data.sources import load
+from equipoise.data.tar_archive import read_archive
 from equipoise.errors import DataError
 from tests.folders import save_folder
 
@@ -70,6 +76,86 @@ def test_a_truncated_archive_is_reported(fakes: Path, tmp_path: Path) -> None:
             load("cifar100", tmp_path)
 
 
+def header(name: str = "x", size: int = 0, **fields: Any) -> bytes:
+    """Return the header of a file in an archive."""
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    for field, value in fields.items():
+        setattr(entry, field, value)
+    return entry.tobuf(tarfile.GNU_FORMAT)  # it writes negative and large numbers to base 256
+
+
+PAX: dict[str, Any] = {"type": tarfile.XHDTYPE}
+PART = "cifar-100-python/meta"
+PICKLE = pickle.dumps({}, 2).ljust(512, b"\0")
+HOSTILE_ARCHIVES = {
+    "a negative size": (header() + header("y", -512) + header("z"), "a header has a negative size"),
+    "a negative size in a pax header": (header(size=512, **PAX) + b"12 size=-512".ljust(512) + header(), "pax header"),
+    "a pax header that says nothing": (header(size=512, **PAX) + b"9" * 512 + header(), "pax header is damaged"),
+    "a pax header of 3 GB": (header(size=3_000_000_000, **PAX), "an extended header has more than 65,536 bytes"),
+    "a long name of 3 GB": (header(size=3 << 30, type=tarfile.GNUTYPE_LONGNAME), "an extended header has more than"),
+    "a negative pax header": (header(size=-512, **PAX), "a header has a negative size"),
+    "a sparse file": (header(size=10**6, type=tarfile.GNUTYPE_SPARSE), "is a link, a device or a sparse file"),
+    "a link": (header("a", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is a link, a device or a sparse file"),
+    "many files": (header() * 1001, "exceeds the limit of 1,000 files for CIFAR-100"),
+    "large files": (header() + header("y", 2**40), "has more than 536,870,912 bytes when unpacked"),
+    "a part twice": (2 * (header(PART, len(PICKLE)) + PICKLE), "contains the part 'meta' twice"),
+    "no part": (header() + bytes(1024), "it has no cifar-100-python/train"),
+    "no end": (header(), "unexpected end of data"),
+}
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Fail a test that hangs."""
+
+    def late(*_: Any) -> None:
+        pytest.fail("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("in_time")
+@pytest.mark.parametrize("kind", HOSTILE_ARCHIVES)
+def test_a_hostile_archive_neither_hangs_nor_takes_memory(kind: str, tmp_path: Path) -> None:
+    content, message = HOSTILE_ARCHIVES[kind]
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(gzip.compress(content, 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=message) as caught:
+            load("cifar100", tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert str(caught.value).endswith(": download the archive again")
+
+
+def test_an_archive_is_unpacked_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.data.sources.cifar100.MAX_ARCHIVE_BYTES", 10**6)
+    for bomb in (header("x", 2 * 10**6) + bytes(2 * 10**6), bytes(2 * 10**6)):  # a file, and what follows the end
+        (tmp_path / "cifar-100-python.tar.gz").write_bytes(gzip.compress(bomb))
+        with pytest.raises(DataError, match="has more than 1,000,000 bytes when unpacked"):
+            load("cifar100", tmp_path)
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(lzma.compress(header() + bytes(1024)))
+    with pytest.raises(DataError, match="truncated or not the CIFAR-100 archive"):
+        load("cifar100", tmp_path)
+
+
+def test_long_names_are_read(tmp_path: Path) -> None:
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(tmp_path / "cifar-100-python.tar.gz", "w:gz", format=form) as tar:
+            for name in ("a" * 150, "é" * 300, "./cifar-100-python/meta"):
+                tar.addfile(tarfile.TarInfo(name))
+        with gzip.open(tmp_path / "cifar-100-python.tar.gz") as file:
+            assert file.read(512) != bytes(512)
+        names = [file.name for file in read_archive(tmp_path / "cifar-100-python.tar.gz", "x", "y", 10**6, 10)]
+        assert names == ["a" * 150, "é" * 300, "cifar-100-python/meta"]
+
+
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("this must never run",))
@@ -116,6 +202,35 @@ def test_a_pickle_cannot_choose_what_memory_is_used(kind: str, fakes: Path, tmp_
         assert tracemalloc.get_traced_memory()[1] < 600 << 20  # three times the real file
     finally:
         tracemalloc.stop()
+
+
+BAD_PICKLES = {
+    "no limit": (ENCODE + b"}X\x05\x00\x00\x00_left\x8a\x08" + struct.pack("<q", 2**62) + b"sb.", "changes objects"),
+    "no limit, in a slot": (ENCODE + b"N}X\x05\x00\x00\x00_leftJ\xff\xff\xff\x7fs\x86b.", "changes objects"),
+    "a long name": (b"\x80\x02c" + b"A" * 10**6 + b"\nb\n.", "A{98,99}…, which CIFAR-100 does not"),
+    "a long number": (b"F" + b"A" * 10**6 + b"\n.", "could not convert string to float"),
+    "a nested key": (b"\x80\x02})" + b"\x85" * 1000 + b"K\x01s.", "keys are not strings"),
+    "nested keys": (b"\x80\x02}()" + b"\x85" * 1000 + b"K\x01u.", "keys are not strings"),
+    "a dict of nested keys": (b"(" + b")" + b"\x85" * 1000 + b"K\x01d.", "keys are not strings"),
+    "a set": (b"\x80\x04\x8f(K\x01\x90.", "objects that CIFAR-100 does not have"),
+    "a large array": (b"\x80\x05\x96" + (1 << 31).to_bytes(8, "little") + b".", "objects that CIFAR-100 does not have"),
+    "many arguments": (b"\x80\x03cnumpy\nndarray\nC\x05aaaaaR.", "calls a function without arguments"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_PICKLES)
+def test_a_pickle_cannot_get_around_the_limits(kind: str, tmp_path: Path) -> None:
+    content, message = BAD_PICKLES[kind]
+    for part, data in {"train": content, "test": b"", "meta": b""}.items():
+        (tmp_path / part).write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=message) as caught:
+            load("cifar100", tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20  # the limit of a part is reserved
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 500
 
 
 def test_a_part_may_not_be_larger_than_the_real_one(

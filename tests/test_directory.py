@@ -411,23 +411,23 @@ def test_a_name_that_is_not_utf8(root: Path, place: Directory) -> None:
 def test_limits(root: Path, place: Directory) -> None:
     place.write_bytes("a", b"12345", limit=5)
     assert place.read_bytes("a", limit=5) == b"12345"
-    with pytest.raises(RunError, match=r"cannot write .*a \(6 bytes, and at most 5 can be read again\): store less"):
+    with pytest.raises(RunError, match=r"cannot write .*a \(6 bytes, more than the limit of 5\): store less"):
         place.write_bytes("a", b"123456", limit=5)
     with pytest.raises(RunError, match=r"b \(No such file or directory\)$"):
         place.sub("", remedy="").read_bytes("b")
-    with pytest.raises(RunError, match="a has 5 bytes, and at most 4 are read: restore it"):
+    with pytest.raises(RunError, match="a has 5 bytes, more than the limit of 4: restore it"):
         place.read_bytes("a", limit=4)
     reads = [(read, MAX_FILE_BYTES) for read in (place.read_bytes, place.read_text)]
     for read, limit in [*reads, (place.read_json, MAX_JSON_BYTES), (place.read_json_lines, MAX_JSON_BYTES)]:
         os.truncate(root / "a", limit + 1)
-        with pytest.raises(RunError, match=f"a has {limit + 1} bytes, and at most {limit} are read"):
+        with pytest.raises(RunError, match=f"a has {limit + 1} bytes, more than the limit of {limit}"):
             read("a")
 
 
 def test_json_that_could_not_be_read_again_is_not_written(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_files, "MAX_JSON_VALUES", 10)
     place.write_json("a", list(range(10)))
-    with pytest.raises(RunError, match=r"cannot write .*a \(it has 11 values, and at most 10 are read\): store less"):
+    with pytest.raises(RunError, match=r"cannot write .*a \(it has 11 values, more than the limit of 10\): store less"):
         place.write_json("a", list(range(11)))
     assert place.read_json("a") == list(range(10))
 
@@ -674,11 +674,10 @@ def test_an_error_in_the_writer_is_passed_on(root: Path, place: Directory) -> No
 def test_a_write_does_not_change_other_names_of_the_file(root: Path, place: Directory, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("secret")
     os.link(tmp_path / "other", root / "a")
-    os.link(tmp_path / "other", root / LOCK)
+    os.link(tmp_path / "other", root / "b")
     place.write_text("a", "new")
-    held(place)
     assert (tmp_path / "other").read_text() == "secret"
-    place.remove(LOCK)
+    place.remove("b")
     assert (tmp_path / "other").read_text() == "secret"
 
 
@@ -1037,6 +1036,30 @@ def test_an_error_while_the_lock_is_held_is_passed_on(place: Directory) -> None:
 def test_a_lock_that_is_no_file(root: Path, place: Directory, odd: str) -> None:
     {**ODD, "directory": Path.mkdir}[odd](root / LOCK)
     with pytest.raises(RunError, match=rf"\.lock is {SEEN.get(odd, 'a directory')}"):
+        held(place)
+
+
+def test_a_lock_that_is_another_file(root: Path, place: Directory, tmp_path: Path) -> None:
+    (tmp_path / "another").write_text("mine")
+    os.utime(tmp_path / "another", ns=(1, 1))
+    os.link(tmp_path / "another", root / LOCK)
+    with pytest.raises(RunError, match=r"\.lock is a hard link to another file, which .*: delete it while no other"):
+        held(place)
+    assert (tmp_path / "another").stat().st_mtime_ns == 1
+    (root / LOCK).unlink()
+    held(place)
+
+
+def test_a_file_system_that_does_not_count_links(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    held(place)
+
+    def fstat(fd: int) -> Any:
+        state = real(fd)
+        return SimpleNamespace(st_nlink=0, **{f: getattr(state, f) for f in ("st_mode", "st_dev", "st_ino")})
+
+    real = os.fstat
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fstat)
         held(place)
 
 

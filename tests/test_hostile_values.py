@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -498,15 +499,20 @@ def test_a_number_of_steps_makes_no_networks(method: str, two_steps: Path) -> No
     assert counting.made <= 1
 
 
-@pytest.mark.parametrize("picture", ["wide", "tall", "columns", "objects"])
+@pytest.mark.parametrize("picture", ["wide", "tall", "second header", "columns", "objects"])
 def test_a_stored_image_of_another_shape_is_not_decoded(picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.BytesIO()
     if picture in ("wide", "tall"):
         Image.new("1", (13_000, 24) if picture == "wide" else (24, 13_000)).save(file, "PNG")
+    elif picture == "second header":
+        wide = b"IHDR" + struct.pack(">2I5B", 13_000, 24, 8, 2, 0, 0, 0)
+        Image.new("RGB", (24, 24)).save(file, "PNG")
+        again = struct.pack(">I", 13) + wide + struct.pack(">I", zlib.crc32(wide))
+        file = io.BytesIO(file.getvalue()[:33] + again + file.getvalue()[33:])
     else:
         np.save(file, np.zeros((5, 24)) if picture == "columns" else np.zeros((3, 24, 24), object), allow_pickle=True)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was decoded"))
-    ending = ".png" if picture in ("wide", "tall") else ".npy"
+    ending = ".npy" if picture in ("columns", "objects") else ".png"
     with pytest.raises(ValueError, match=r"24 × 24 pixels|expected \(3, 24, 24\)|Object arrays cannot be loaded"):
         decode_stored(file.getvalue(), "a" + ending, (3, 24, 24))
 

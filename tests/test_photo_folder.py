@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import time
+import warnings
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -12,17 +16,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from equipoise.app.learn import LearnListener, LearnOptions, learn_folder
 from equipoise.app.model_dir import ModelDir
 from equipoise.app.photo_folder import FolderScan, SkippedFile, read_images, scan_folder
 from equipoise.app.predict import expand_paths, predict
 from equipoise.data.decoding import decode, short_side
-from equipoise.data.picture_files import reading
+from equipoise.data.picture_files import decoding_bytes, reading, tiff_block_bytes
 from equipoise.errors import DataError
+from tests.conftest import Ran
 from tests.folders import glyph_folder, messy_folder
 from tests.models import QUICK, learn
+
+Cli = Callable[..., Ran]
 
 
 def test_the_good_images_of_a_messy_folder_are_learned(tmp_path: Path) -> None:
@@ -143,7 +150,7 @@ def test_other_formats_are_not_decoded() -> None:
     """Pillow would start another program for some of them."""
     file = io.BytesIO()
     Image.new("RGB", (20, 20)).save(file, "EPS")
-    with pytest.raises(DataError, match="it is none of JPEG"):
+    with pytest.raises(DataError, match="it is not one of JPEG"):
         decode(file.getvalue(), 16)
 
 
@@ -155,6 +162,69 @@ def test_a_picture_with_too_many_pixels_is_not_decoded(monkeypatch: pytest.Monke
         for bicubic in (True, False):
             with pytest.raises(DataError, match="million pixels"):
                 decode(file.getvalue(), 16, bicubic=bicubic)
+
+
+def tiff(order: str, tags: list[tuple[int, int]], large: bool = False) -> bytes:
+    """Return a TIFF file of 64 × 64 grey pixels in one packed tile of zeros, whose tags are replaced by others."""
+    packed = zlib.compress(bytes(64 * 64))
+    start = 16 if large else 8
+    values = {256: 64, 257: 64, 258: 8, 259: 8, 262: 1, 277: 1, 322: 64, 323: 64, 324: start, 325: len(packed)}
+    every = sorted([*((tag, value) for tag, value in values.items() if tag not in dict(tags)), *tags])
+    mark = b"II" if order == "<" else b"MM"
+    place = start + len(packed)
+    begin = (
+        struct.pack(order + "2sHHHQ", mark, 43, 8, 0, place) if large else struct.pack(order + "2sHL", mark, 42, place)
+    )
+    count = struct.pack(order + ("Q" if large else "H"), len(every))
+    entries = [struct.pack(order + ("HHQQ" if large else "HHLL"), tag, 4, 1, value) for tag, value in every]
+    return begin + packed + count + b"".join(entries) + bytes(8)
+
+
+@pytest.mark.parametrize(("order", "large"), [("<", False), (">", False), ("<", True)])
+def test_a_tile_of_a_tiff_may_not_be_much_larger_than_the_picture(order: str, large: bool) -> None:
+    assert decode(tiff(order, [], large), 16).shape == (16, 16, 3)
+    for tags in (
+        [(322, 30_000), (323, 30_000)],
+        [(322, 64), (323, 2**24)],
+        [(277, 2), (338, 0), (322, 2**20), (323, 320)],
+    ):
+        with pytest.raises(DataError, match="takes too much memory to decode"):
+            decode(tiff(order, tags, large), 16)
+    for tag, value in {256: 64, 257: 64, 258: 8, 277: 1, 278: 1, 322: 64, 323: 64}.items():
+        with pytest.raises(DataError, match=f"its tag {tag} is repeated"):  # Pillow and libtiff may choose another
+            decode(tiff(order, [(tag, value), (tag, value)], large), 16)
+
+
+def test_no_warning_of_pillow_is_shown(two_steps: Path, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "a.tif").write_bytes(tiff("<", [])[:-60])
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        ran = cli("predict", two_steps, "a.tif")
+    assert ran.code == 2
+    assert ran.err.startswith("equipoise: a.tif: decoder error")
+    assert not shown
+
+
+def test_a_tile_of_a_tiff_has_a_size() -> None:
+    odd = tiff("<", []).replace(struct.pack("<HHLL", 322, 4, 1, 64), struct.pack("<HHLL", 322, 5, 1, 64))
+    with pytest.raises(DataError, match="its tag 322 is not a number"):
+        decode(odd, 16)
+    picture = Image.open(io.BytesIO(tiff("<", [])))
+    assert isinstance(picture, TiffImagePlugin.TiffImageFile)
+    with pytest.raises(ValueError, match="big-endian BigTIFF"):
+        tiff_block_bytes(picture, tiff(">", [], large=True))
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_lzw", "jpeg", "packbits"])
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "YCbCr", "I;16"])
+def test_ordinary_tiff_files_take_no_more_than_other_pictures(mode: str, compression: str | None) -> None:
+    if compression == "jpeg" and mode in ("RGBA", "I;16"):
+        return
+    file = io.BytesIO()
+    Image.new(mode, (300, 200)).save(file, "TIFF", compression=compression)
+    picture = Image.open(file)
+    assert decoding_bytes(picture, picture.size, file.getvalue()) <= 4 * 300 * 200 * (5 if mode == "RGBA" else 3)
+    decode(file.getvalue(), 16)
 
 
 def test_large_files_are_decoded_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +250,7 @@ def test_large_files_are_decoded_one_after_the_other(tmp_path: Path, monkeypatch
 
 
 def test_files_that_are_no_pictures_are_named_as_such() -> None:
-    with pytest.raises(DataError, match=r"it is none of JPEG, PNG, WEBP, BMP, GIF, TIFF\): fix or remove it"):
+    with pytest.raises(DataError, match=r"it is not one of JPEG, PNG, WEBP, BMP, GIF, TIFF\): fix or remove it"):
         decode(b"no picture", 8)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 
 from equipoise.core import distributed
 from equipoise.core.extras import available
-from equipoise.core.launch_env import is_main_process
+from equipoise.core.launch_env import LaunchEnv, is_main_process, launch_env
 from equipoise.data.augment import Augment
 from equipoise.data.images import Images
 from equipoise.data.memory import Memory
@@ -398,6 +399,58 @@ def test_process_groups_that_do_not_match_are_rejected(
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=sentence):
         process_layout(runtime)
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "0"}
+SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "0"}
+NODE = {"MASTER_ADDR": "x", "NODE_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "x"}, "LOCAL_WORLD_SIZE is not set, but must be a whole number of at least 1"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is '0', but must be"),
+        (TORCHRUN | {"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', but must be"),
+        (TORCHRUN | {"WORLD_SIZE": "3"}, "WORLD_SIZE is 3, not a multiple of LOCAL_WORLD_SIZE, which is 2"),
+        (TORCHRUN | {"RANK": "-1"}, "RANK is '-1', but must be a whole number of at least 0"),
+        (TORCHRUN | {"RANK": ""}, "RANK is '', but must be"),
+        ({"SLURM_STEP_NUM_TASKS": "abc"}, "SLURM_STEP_NUM_TASKS is 'abc', but must be"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID is not set, but must be a whole number of at least 0"),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "0"}, "SLURM_STEP_NUM_NODES is '0', but must be"),
+        (SRUN | {"SLURM_PROCID": "9" * 5000}, "SLURM_PROCID is '9999"),
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE is 'abc', but must be"),
+        (NODE | {"NODE_RANK": "abc"}, "NODE_RANK is 'abc', but must be"),
+        (NODE | {"NODE_RANK": "\x1b"}, "NODE_RANK is '"),
+    ],
+    ids=str,
+)
+def test_environment_variables_that_are_no_numbers_are_named(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], sentence: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_main_process()
+    with pytest.raises(UsageError, match=sentence) as caught:
+        process_layout(Runtime())
+    assert str(caught.value).isprintable()
+    assert re.search(": (start the command with|use torchrun, or unset|set it to|use --)", str(caught.value))
+
+
+def test_the_environment_of_a_process_group_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for environment in (TORCHRUN, SRUN, NODE, {"SLURM_STEP_NUM_TASKS": "1"}, {"WORLD_SIZE": "", "NODE_RANK": "x"}):
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            found.append(launch_env())
+    assert found == [
+        LaunchEnv("torchrun", 2, 2, 0),
+        LaunchEnv("srun", 2, 1, 0),
+        LaunchEnv(rank=1),
+        LaunchEnv(),
+        LaunchEnv(),
+    ]
 
 
 def test_zero_processes_are_rejected() -> None:

@@ -288,11 +288,11 @@ def test_a_lack_of_permission_is_reported(archive: Path, tree: Path, monkeypatch
     def refuse(path: str | Path, *_: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(path))
 
-    for called in ("gzip.open", "os.scandir"):
+    for called, root in (("tar_archive.gzip.open", archive), ("sources.tiny_imagenet.os.scandir", tree)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"equipoise.data.sources.tiny_imagenet.{called}", refuse)
+            patch.setattr(f"equipoise.data.{called}", refuse)
             with pytest.raises(DataError, match=r"cannot read .* \(Permission denied\): check its permissions"):
-                load(NAME, archive if called == "gzip.open" else tree)
+                load(NAME, root)
 
 
 # ---- the real one

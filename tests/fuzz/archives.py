@@ -26,8 +26,9 @@ HOSTILE = (
     *(b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", b"r\xff\xff\xff\xff"),
     *(b"(" * 9000, b"](" * 999 + b"e" * 999 + b".", b"I" + b"9" * 6000 + b"\n.", b"\x8b\xff\xff\xff\x7f", b"P1\n."),
     *(b"cnumpy\ndtype\n(S'O8'\nI0\nI1\ntR.", b"N)\x81.", b"}" + b"}q\0" * 300 + b".", b"\x80\xff."),
+    *(b"\x96\xff\xff\xff\xff\0\0\0\0", b"})" + b"\x85" * 999 + b"Ns.", b"c_codecs\nencode\n}X\5\0\0\0_leftNsb."),
 )
-SIZES = (b"77777777777", b"00000000000", b"00000001000", b"-0000000001", b"\x80" + b"\xff" * 10)
+SIZES = (b"77777777777", b"00000000000", b"00000001000", b"-0000000001", b"\x80" + b"\xff" * 10, b"\xff" * 10 + b"\0")
 COUNT = 200
 """Training images of the small CIFAR-100; the real one has 50,000."""
 NAMES = ("../../x", "/etc/passwd", "a\\b", "tiny-imagenet-100/train/../../x", "x" * 300, "é", "\udcff", "")
@@ -112,7 +113,7 @@ def cifar(place: Path) -> Make:
     tar = packed({f"cifar-100-python/{name}": data for name, data in members.items()})
 
     def read_pickle(data: bytes) -> None:
-        found = cifar100._unpickle(io.BytesIO(data))
+        found = cifar100._unpickle(io.BytesIO(data).read)
         cifar100._images({"train": found}, "train", "fine", COUNT, 100)
 
     def read_part(data: bytes) -> None:

@@ -35,7 +35,7 @@ SHOWN = 200
 
 
 def render(written: str, config: ModelConfig, steps: Sequence[StepResult], images: ModelImages) -> str:
-    """Return the whole file; text that its owner added around our part stays."""
+    """Return the whole file; text that its owner added around the generated part is kept."""
     for old, new in MARKERS.items():
         written = written.replace(old, new)
     ours = f"{BEGIN}\n{card_text(config, steps, images)}\n{END}\n"
@@ -44,7 +44,8 @@ def render(written: str, config: ModelConfig, steps: Sequence[StepResult], image
     if begin and end:
         return before + ours + after.removeprefix("\n")
     task = "tabular-classification" if is_features(config.shape) else "image-classification"
-    return written + HEAD.format(task=task, method=config.method) + ours
+    method = re.sub(r"[^\w.+/-]", "-", config.method)  # YAML
+    return written + HEAD.format(task=task, method=method) + ours
 
 
 def without_card(written: str) -> str:
@@ -60,7 +61,7 @@ def without_card(written: str) -> str:
 
 
 def card_text(config: ModelConfig, steps: Sequence[StepResult], images: ModelImages) -> str:
-    """Return our part of the card."""
+    """Return the generated part of the card."""
     channels, height, width = config.shape
     features, last = is_features(config.shape), steps[-1]
     takes = f"rows of {channels} features" if features else f"images, resized to {height} × {width} pixels"
@@ -89,12 +90,12 @@ def _stored(kept: int, held: int, config: ModelConfig) -> str:
     if not kept and not held:
         return "None: this copy predicts but cannot learn more."
     if config.extractor is not None:
-        pictures = "Small pictures of the images are stored, too. " if config.thumbnails else ""
+        pictures = "Thumbnails of the images are stored as well. " if config.thumbnails else ""
         return (
             f"Features of {counted(kept, 'image')} in `memory/` and {counted(held, 'held-out image')} in `holdout/`, "
-            f"and those of earlier versions. {pictures}Images cannot be restored from features exactly, but they tell "
-            "what is in them: check that you may share them, or make a copy without them (`equipoise export MODEL COPY "
-            "--no-memory`)."
+            f"and those of earlier versions. {pictures}Features do not allow restoring an image exactly, but they "
+            "reveal what it shows: check that you may share them, or make a copy without them (`equipoise export MODEL "
+            "COPY --no-memory`)."
         )
     return (
         f"{counted(kept, 'exemplar')} in `memory/` and {counted(held, 'held-out image')} in `holdout/`, and those of "

@@ -16,6 +16,8 @@ from equipoise.errors import RunError
 
 VERSION = re.compile(r"\d{4,}-[0-9a-f]{8}")
 """The name of a version: its number of steps and the beginning of a hash of its weights and classes."""
+METHOD = re.compile(r"[\w.+/-]{0,100}")
+"""The name of a method, also of a plug-in that is not installed here."""
 KINDS = ("memory", "holdout")
 """Folders of images."""
 
@@ -28,7 +30,7 @@ class ModelConfig:
     version: str
     """The version it describes; a directory below versions/."""
     previous: str | None
-    """The version before, if it is kept."""
+    """The previous version, if it is kept."""
     weights: str
     """Hash of model.safetensors."""
     shape: Shape
@@ -84,6 +86,9 @@ def read_config(directory: Directory, name: str) -> ModelConfig:
         for version in (config.version, config.previous):
             if version is not None and not VERSION.fullmatch(version):
                 raise ValueError(f"{version!r} is not the name of a version")
+        method = config.settings.get("method", "")
+        if not isinstance(method, str) or not METHOD.fullmatch(method):
+            raise ValueError("settings.method is not the name of a method")
         if not config.classes or min(config.shape) < 1:
             raise ValueError("it has no classes or no image size")
         if min(len({str(name) for name in config.classes}), len(set(config.classes))) < len(config.classes):

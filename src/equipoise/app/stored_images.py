@@ -56,7 +56,7 @@ def encode(pixels: Tensor) -> bytes:
 
 
 def decode_stored(data: bytes, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Undo ``encode``; raise ValueError for another shape than expected, before it takes any memory."""
+    """Undo ``encode``; raise ValueError for an unexpected shape, before it takes any memory."""
     file = io.BytesIO(data)
     if name.endswith(".npy"):
         np.lib.format.read_magic(file)
@@ -68,12 +68,14 @@ def decode_stored(data: bytes, name: str, shape: tuple[int, ...]) -> Tensor:
     if data[16:24] != struct.pack(">2I", shape[2], shape[1]):  # Pillow would print a warning for a large picture
         raise ValueError(f"it does not have {shape[2]} × {shape[1]} pixels")
     with Image.open(file, formats=["PNG"]) as picture:
+        if picture.size != (shape[2], shape[1]):  # a second header may change it
+            raise ValueError(f"it does not have {shape[2]} × {shape[1]} pixels")
         plain = np.array(picture)
     return torch.from_numpy(plain[:, :, None] if plain.ndim == 2 else plain).permute(2, 0, 1)
 
 
 def thumbnail(pixels: Tensor) -> bytes:
-    """Return a small JPEG of an image, to be looked at."""
+    """Return a small JPEG of an image, for display."""
     plain = pixels.permute(1, 2, 0).contiguous().numpy()
     picture = Image.fromarray(plain[:, :, 0] if len(pixels) == 1 else plain).convert("RGB")
     picture.thumbnail((THUMBNAIL, THUMBNAIL))

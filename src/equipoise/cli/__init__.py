@@ -36,12 +36,10 @@ EPOCHS = "every finished epoch is saved, run the same command to continue"
 RESUMABLE = dict.fromkeys(("run", "compare", "ablate"), EPOCHS) | {
     "learn": "the model is as it was before, run the same command to continue"
 }
-"""What to say when a command is stopped that can continue where it stopped."""
+"""What to say when a command is stopped that can be resumed."""
 WITHOUT_ENGINE = ("methods", "datasets", "recipes", "report", "history", "card", "doctor", "completion")
 """Commands that import torch late, or never."""
-NO_MEMORY = (
-    "there is not enough memory: use smaller images, a smaller network or smaller batches, or close other programs"
-)
+NO_MEMORY = "not enough memory: use smaller images, a smaller network or smaller batches, or close other programs"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -52,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")  # a γ must not end a run in a terminal without Greek letters
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C
     try:
-        warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")  # ours is lower
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # our own errors and limits say what is wrong with a picture
         helps = not tokens or bool({"--help", "-h", "--version"} & set(tokens))
         if not helps:
             _load_engine(tokens[0])
@@ -77,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         hint = RESUMABLE.get(_command(tokens).strip())
         again = [f"stopped; {hint}:", f"  equipoise {shlex.join(tokens)}"] if hint else ["stopped"]
         if _command(tokens).strip() == "sort":
-            again = ["stopped; photos that were not sorted yet are where they were: sort them into another directory"]
+            again = [
+                "stopped; photos that were not sorted yet are still in their folder: sort them into another directory"
+            ]
         warn("", *again)
         _exit(ExitCode.STOPPED)
     except SystemExit as end:

@@ -1,6 +1,6 @@
 """The one way to read, write and delete what equipoise owns inside a run or model directory.
 
-Such a directory may come from a stranger. No operation follows a link below its root, waits for a pipe or a device,
+Such a directory may be untrusted. No operation follows a link below its root, waits for a pipe or a device,
 reads more than a limit, or writes or deletes anything outside. Writes are atomic and durable.
 """
 
@@ -42,11 +42,11 @@ _WINDOWS, _MACOS = os.name == "nt", sys.platform == "darwin"
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(~*)(\..*)?", re.IGNORECASE | re.DOTALL)
 """Names that Windows reserves for devices, with any ending, and what they are called on disk instead."""
 _PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds between attempts to replace a file that another process has open, which Windows refuses."""
+"""Seconds between attempts to replace a file that another process has open, which fails on Windows."""
 
 
 def _to_disk(part: str) -> str:
-    """Return what a component of a name is called on disk: on Windows, a class may be called like a device."""
+    """Return the name on disk of a component: on Windows, a class may have the name of a device."""
     found = _DEVICE.fullmatch(part) if _WINDOWS else None
     return f"{found[1]}{found[2]}~{found[3] or ''}" if found else part
 
@@ -72,9 +72,9 @@ class Directory:
     Parameters
     ----------
     path
-        A directory, which need not exist yet. It may be reached through links, and nothing below it may be one.
+        A directory, which need not exist yet. It may be reached through links, but nothing below it may be a link.
     remedy
-        Advice to the user for a file that is missing or damaged; empty if the caller gives it.
+        Advice for the user if a file is missing or damaged; empty if the caller gives the advice.
     """
 
     def __init__(self, path: Path, remedy: str = RESTORE) -> None:
@@ -152,7 +152,7 @@ class Directory:
         with self._reported("read", name), self._open_file(name) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise self._damaged(name, f"has {size} bytes, and at most {limit} are read")
+                raise self._damaged(name, f"has {size} bytes, more than the limit of {limit}")
             if check is not None:
                 check(file, size)
                 file.seek(0)
@@ -209,12 +209,12 @@ class Directory:
                 parent.sync()
 
     def write_bytes(self, name: str, data: bytes, limit: int = MAX_FILE_BYTES) -> None:
-        """Write a file; whenever it is interrupted, the file has either its old content or the new one.
+        """Write a file atomically: after an interruption, it has either its old content or the new one.
 
-        More than ``limit`` bytes are refused, because they could not be read again.
+        More than ``limit`` bytes are rejected, because they could not be read again.
         """
         if len(data) > limit:
-            what = f"{len(data)} bytes, and at most {limit} can be read again"
+            what = f"{len(data)} bytes, more than the limit of {limit}"
             raise RunError(f"cannot write {self._shown(name)} ({what}): store less in it")
         self.replace_with(name, lambda file: file.write(data))
 
@@ -308,7 +308,7 @@ class Directory:
         return self.remove_tree(name, re.compile("(?!)"))
 
     def remove_temporary(self, name: str = "", below: bool = True) -> None:
-        """Delete what killed writers left in a directory, and below; hold the lock, or the files of others are lost."""
+        """Delete files of killed writers in a directory and below. Hold the lock, or files of live writers are lost."""
         for entry in list(self.walk(name)) if below else self.entries(name):
             if entry.kind != "dir" and TEMPORARY.fullmatch(entry.name.rpartition("/")[2]):
                 self.remove(entry.name)
@@ -325,6 +325,9 @@ class Directory:
                 except FileExistsError:
                     fd = here.open_file(last, os.O_RDWR)
                 stack.callback(os.close, fd)
+                if os.fstat(fd).st_nlink > 1:  # the other name may be a file elsewhere; some file systems report 0
+                    what = f"{self._shown(LOCK)} is a hard link to another file, which locking it would change"
+                    raise RunError(f"{what}: delete it while no other command uses the directory")
                 self._take(fd)
                 os.utime(fd if os.utime in os.supports_fd else here.at(last))
             yield
@@ -337,7 +340,7 @@ class Directory:
             raise LockedError(f"another process is writing to {shown}: wait, or choose another place") from error
         except OSError as error:
             what = f"{shown} cannot be locked ({error.strerror})"
-            raise RunError(f"{what}: choose a place on a file system that has locks") from error
+            raise RunError(f"{what}: choose a place on a file system that supports locks") from error
 
     # ---- opening
 
@@ -368,7 +371,7 @@ class Directory:
 
     @contextmanager
     def _reported(self, action: str, name: str) -> Iterator[None]:
-        """Turn an error of the system into a message with a remedy."""
+        """Turn a system error into a message with a remedy."""
         try:
             yield
         except OSError as error:

@@ -50,6 +50,8 @@ def align_head(head: LinearLike, n_old: int, norm: int = 1, clamp: bool = True, 
     (0.25, [1.0, 1.0])
     """
     norms = head_norms(head, norm)
+    if len(norms) < 2:
+        raise UsageError(f"cannot align a head of {len(norms)} classes: it needs old and new ones")
     if not 0 < n_old < len(norms):
         raise UsageError(
             f"n_old must be between 1 and {len(norms) - 1} for a head of {len(norms)} classes, got {n_old}"

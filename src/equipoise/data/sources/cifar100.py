@@ -6,10 +6,10 @@ import io
 import pickle
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pooch
@@ -19,6 +19,7 @@ from equipoise.data.augment import Augment
 from equipoise.data.dataset import Dataset
 from equipoise.data.images import Images
 from equipoise.data.index import cache_dir
+from equipoise.data.tar_archive import MAX_ARCHIVE_BYTES, read_archive
 from equipoise.errors import DataError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
@@ -28,8 +29,12 @@ PARTS = ("train", "test", "meta")
 MAX_PART_BYTES = 256 << 20
 """The training images have 148 MB."""
 MAX_READS = 1_500_000
-"""Reads of a part, each of which may make an object that takes much more memory. The training images need 450,000."""
+"""Maximum reads of a part; each may create an object that takes much more memory. Training images need 450,000."""
+MAX_FILES = 1000
+"""Maximum number of files in the archive, which has four."""
 MAX_NAME = 100
+MAX_REASON = 200
+"""Characters of a reason that an error shows: it may quote a part."""
 AGAIN = "download the archive again"
 AUGMENT = Augment(mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761), pad=4, flip=True)
 
@@ -68,12 +73,27 @@ def _read(root: Path | None) -> dict[str, Any]:
     home = root or cache_dir()
     place = find_files(home) or _download(home)
     if not place.is_dir():
-        with _reported(place), tarfile.open(place) as tar:
-            return {part: _unpickle(tar.extractfile(f"{FOLDER}/{part}") or io.BytesIO()) for part in PARTS}
+        with _reported(place):
+            return _read_archive(place)
     parts = {}
     for part in PARTS:
         with _reported(place / part), (place / part).open("rb") as file:
-            parts[part] = _unpickle(file)
+            parts[part] = _unpickle(file.read)
+    return parts
+
+
+def _read_archive(path: Path) -> dict[str, Any]:
+    parts: dict[str, Any] = {}
+    for file in read_archive(path, "CIFAR-100", AGAIN, MAX_ARCHIVE_BYTES, MAX_FILES):
+        folder, _, part = file.name.partition("/")
+        if folder != FOLDER or part not in PARTS:
+            continue
+        if part in parts:
+            raise DataError(f"{path} contains the part '{part}' twice: {AGAIN}")
+        parts[part] = _unpickle(file.read)
+    for part in PARTS:
+        if part not in parts:
+            raise tarfile.ReadError(f"it has no {FOLDER}/{part}")
     return parts
 
 
@@ -92,25 +112,28 @@ def _download(home: Path) -> Path:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise DataError(
             f"CIFAR-100 is not in {home} and cannot be downloaded ({reason}): "
-            f"put {ARCHIVE} there, or give its directory with --data-root"
+            f"put {ARCHIVE} there, or pass its directory with --data-root"
         ) from error
 
 
 @contextmanager
 def _reported(path: Path) -> Iterator[None]:
-    """Turn whatever a file that is not CIFAR-100 raises into an error that names it."""
+    """Turn any exception from a file that is not CIFAR-100 into an error that names the file."""
     try:
         yield
+    except DataError:
+        raise
     except PermissionError as error:
         raise DataError(f"cannot read {path} ({error.strerror}): check its permissions") from error
     except (tarfile.TarError, EOFError, OSError, zlib.error, KeyError) as error:
-        raise DataError(f"{path} is truncated or not the CIFAR-100 archive ({error}): {AGAIN}") from error
+        reason = str(error)[:MAX_REASON]
+        raise DataError(f"{path} is truncated or not the CIFAR-100 archive ({reason}): {AGAIN}") from error
     except Exception as error:  # a damaged pickle may raise anything; no code in it has run
-        raise DataError(f"{path} is damaged or not CIFAR-100 ({error}): {AGAIN}") from error
+        raise DataError(f"{path} is damaged or not CIFAR-100 ({str(error)[:MAX_REASON]}): {AGAIN}") from error
 
 
 class _Bytes:
-    """Stands for a NumPy array of bytes; NumPy's own would believe whatever a pickle says about its memory."""
+    """Stand-in for a NumPy array of bytes; NumPy's own would trust what a pickle says about its memory."""
 
     def __init__(self, *arguments: Any) -> None:
         self.array: np.ndarray | None = None
@@ -118,12 +141,12 @@ class _Bytes:
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, data = state
         if kind.name not in ("u1", b"u1") or fortran or not isinstance(data, bytes):
-            raise pickle.UnpicklingError("it contains other arrays than CIFAR-100 has")
+            raise pickle.UnpicklingError("it contains arrays that CIFAR-100 does not have")
         self.array = np.frombuffer(data, np.uint8).reshape(shape)
 
 
 class _Kind:
-    """Stands for a NumPy dtype."""
+    """Stand-in for a NumPy dtype."""
 
     def __init__(self, name: Any, *flags: Any) -> None:
         self.name = name
@@ -133,7 +156,7 @@ class _Kind:
 
 
 class _Counted(io.BytesIO):
-    """A pickle of which only so many pieces are read."""
+    """A pickle of which only a limited number of pieces is read."""
 
     left = MAX_READS
 
@@ -152,30 +175,76 @@ class _Counted(io.BytesIO):
 
 
 class _Encode:
-    """Makes bytes of strings, up to the size of a part in all."""
+    """Converts strings to bytes, limited to the size of a part in total."""
 
-    left = MAX_PART_BYTES
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MAX_PART_BYTES
 
     def __call__(self, text: str, encoding: str) -> bytes:
-        self.left -= len(text)
-        if self.left < 0:
+        self._left -= len(text)
+        if self._left < 0:
             raise pickle.UnpicklingError(f"a part has more than {MAX_PART_BYTES >> 20} MB of strings")
         return text.encode("latin-1")  # whatever the pickle says: other codecs can be slow
 
 
-class _BytesOnly(pickle._Unpickler):
-    """Create containers, strings, numbers and arrays of bytes only, so that a pickle cannot run code.
+REFUSED = (
+    *(pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
+    *(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET),
+    *(pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.OBJ, pickle.INST),
+)
+"""Opcodes that CIFAR-100 does not need; the first allocates as much memory as a pickle announces."""
 
-    It is Python's unpickler in Python: the one in C reserves memory for whatever number of objects a pickle announces.
+
+class _BytesOnly(pickle._Unpickler):
+    """Create only containers, strings, numbers and arrays of bytes, so that a pickle cannot run code.
+
+    This is Python's unpickler in Python: the one in C allocates memory for any number of objects a pickle announces.
     """
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     """What reads each opcode."""
 
+    stack: list[Any]
+    """The values of the innermost container that is being read."""
+
     def _skip_frame(self) -> None:
         self.read(8)  # type: ignore[attr-defined]  # a frame would be read at once, and its pieces would not be counted
 
-    dispatch[pickle.FRAME[0]] = _skip_frame
+    def _build(self) -> None:
+        if not isinstance(self.stack[-2], _Bytes | _Kind):  # it could replace methods, and so switch off a limit
+            raise pickle.UnpicklingError("it changes objects that are not arrays")
+        self.load_build()  # type: ignore[attr-defined]
+
+    def _set_item(self) -> None:
+        _check_keys(self.stack[-2:-1])
+        self.load_setitem()  # type: ignore[attr-defined]
+
+    def _set_items(self) -> None:
+        _check_keys(self.stack[::2])
+        self.load_setitems()  # type: ignore[attr-defined]
+
+    def _dict(self) -> None:
+        _check_keys(self.stack[::2])
+        self.load_dict()  # type: ignore[attr-defined]
+
+    def _reduce(self) -> None:
+        if not isinstance(self.stack[-1], tuple):  # each byte of a string would become an argument
+            raise pickle.UnpicklingError("it calls a function without arguments")
+        self.load_reduce()  # type: ignore[attr-defined]
+
+    def _refuse(self) -> None:
+        raise pickle.UnpicklingError("it contains objects that CIFAR-100 does not have")
+
+    dispatch |= {
+        pickle.FRAME[0]: _skip_frame,
+        pickle.BUILD[0]: _build,
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: _set_items,
+        pickle.DICT[0]: _dict,
+        pickle.REDUCE[0]: _reduce,
+    } | dict.fromkeys((code[0] for code in REFUSED), _refuse)
 
     def __init__(self, data: bytes) -> None:
         super().__init__(_Counted(data), encoding="bytes")
@@ -186,14 +255,23 @@ class _BytesOnly(pickle._Unpickler):
             return self._encode
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") and name in KNOWN:
             return KNOWN[name]
-        raise pickle.UnpicklingError(f"it contains {module}.{name}, which CIFAR-100 does not")
+        found = f"{module}.{name}"
+        short = found if len(found) <= MAX_NAME else f"{found[: MAX_NAME - 1]}…"
+        raise pickle.UnpicklingError(f"it contains {short}, which CIFAR-100 does not")
 
 
 KNOWN = {"_reconstruct": _Bytes, "ndarray": _Bytes, "dtype": _Kind}
 
 
-def _unpickle(file: IO[bytes]) -> Any:
-    data = file.read(MAX_PART_BYTES + 1)
+def _check_keys(keys: list[Any]) -> None:
+    """Allow only keys of simple types: Python would crash at the hash of a tuple in a tuple, a million levels deep."""
+    if not all(isinstance(key, bytes | str | int) for key in keys):
+        raise pickle.UnpicklingError("it contains a dict whose keys are not strings")
+
+
+def _unpickle(read: Callable[[int], bytes]) -> Any:
+    """Load a part; ``read`` returns its content, of which it reads at most a number of bytes."""
+    data = read(MAX_PART_BYTES + 1)
     if len(data) > MAX_PART_BYTES:
         raise pickle.UnpicklingError(f"a part has more than {MAX_PART_BYTES >> 20} MB")
     return _BytesOnly(data).load()

@@ -6,14 +6,12 @@ data set is loaded. The archive is read in memory: nothing in it is written to d
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import re
 import stat
-import tarfile
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -28,6 +26,7 @@ from equipoise.data.images import Images
 from equipoise.data.index import is_image_name
 from equipoise.data.prefetch import decoder_pool, map_ahead
 from equipoise.data.sources.folder import MEAN, STD
+from equipoise.data.tar_archive import MAX_ARCHIVE_BYTES, SHOWN, read_archive
 from equipoise.errors import DataError, UsageError
 
 NAME = "tiny-imagenet-100"
@@ -35,11 +34,9 @@ ARCHIVE = f"{NAME}.tar.gz"
 PARTS = ("train", "val")
 CLASSES = 100
 MAX_SIZE = 256
-"""Pixels per side, at most: all images are kept in memory."""
+"""Maximum pixels per side: all images are kept in memory."""
 MAX_FILE_BYTES = 2**20
 MAX_FILES = 100_000
-MAX_ARCHIVE_BYTES = 2**29
-"""Size of the unpacked archive, at most; the real one has 75 MB."""
 UNPACK_AGAIN = "unpack the archive again"
 GET_AGAIN = "get the archive again"
 
@@ -104,7 +101,7 @@ def _check_synsets(files: Files, place: Path) -> list[str]:
 
 
 def _check_file(place: str, size: int, count: int) -> None:
-    """Raise an error for a file that is too large, and for too many of them."""
+    """Raise an error if a file is too large, or if there are too many files."""
     if not 0 <= size <= MAX_FILE_BYTES:
         raise DataError(f"{place} has {size:,} bytes, and {NAME} at most {MAX_FILE_BYTES:,} per file: {GET_AGAIN}")
     if count > MAX_FILES:
@@ -115,7 +112,7 @@ def _check_file(place: str, size: int, count: int) -> None:
 
 
 def _list_tree(root: Path) -> Files:
-    """List the files of an unpacked archive; links in it are refused."""
+    """List the files of an unpacked archive; raise an error for links in it."""
     files: Files = {}
     count = 0
     for part in PARTS:
@@ -141,7 +138,7 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
         found = [entry for entry in entries if not entry.name.startswith(".")]
     for entry in found:
         if entry.is_symlink():
-            raise DataError(f"{entry.path!r} is a link: replace it by what it leads to, or {UNPACK_AGAIN}")
+            raise DataError(f"{entry.path!r} is a link: replace it with its target, or {UNPACK_AGAIN}")
     return found
 
 
@@ -150,43 +147,23 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
 
 def _read_archive(path: Path) -> Files:
     """Read all images of the archive into memory."""
+    files: Files = {}
     try:
-        with gzip.open(path) as packed:
-            data = packed.read(MAX_ARCHIVE_BYTES + 1)  # reading to the end verifies the checksum
-        if len(data) > MAX_ARCHIVE_BYTES:
-            raise DataError(f"{path} has more than {MAX_ARCHIVE_BYTES:,} bytes when unpacked: {GET_AGAIN}")
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-            files = _members(tar, path)
-            end = data[tar.offset : tar.offset + tarfile.BLOCKSIZE]
-        if end != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged header for the end
-            raise tarfile.ReadError("it has no end mark")
+        for count, file in enumerate(read_archive(path, NAME, GET_AGAIN, MAX_ARCHIVE_BYTES, MAX_FILES), start=1):
+            shown = f"{path}: {file.name[:SHOWN]!r}"
+            _check_file(shown, file.size, count)
+            root, *parts, name = file.name.split("/")
+            if root != NAME or len(parts) != 2 or parts[0] not in PARTS or name.startswith("."):
+                continue
+            names = files.setdefault(parts[0], {}).setdefault(parts[1], {})
+            if name in names:
+                raise DataError(f"{shown} is in the archive twice: {GET_AGAIN}")
+            if is_image_name(name):
+                names[name] = io.BytesIO(file.read(MAX_FILE_BYTES)).getvalue
     except (DataError, PermissionError):
         raise
-    except Exception as error:  # a damaged header may raise anything, even a RecursionError
+    except Exception as error:  # a damaged header may raise anything
         raise DataError(f"{path} is truncated or not the archive of {NAME} ({error}): {GET_AGAIN}") from error
-    return files
-
-
-def _members(tar: tarfile.TarFile, path: Path) -> Files:
-    files: Files = {}
-    for count, member in enumerate(tar, start=1):
-        place = f"{path}: {member.name[:200]!r}"
-        parts = PurePosixPath(member.name).parts
-        if member.name.startswith("/") or ".." in parts:
-            raise DataError(f"{place} leads out of the archive: {GET_AGAIN}")
-        if member.isdir():
-            continue
-        if not member.isreg() or member.issparse():
-            raise DataError(f"{place} is a link, a device or a sparse file, and {NAME} has none: {GET_AGAIN}")
-        _check_file(place, member.size, count)
-        if len(parts) != 4 or parts[0] != NAME or parts[1] not in PARTS or parts[3].startswith("."):
-            continue
-        names = files.setdefault(parts[1], {}).setdefault(parts[2], {})
-        if parts[3] in names:
-            raise DataError(f"{place} is in the archive twice: {GET_AGAIN}")
-        content = tar.extractfile(member)
-        if content is not None and is_image_name(parts[3]):
-            names[parts[3]] = io.BytesIO(content.read()).getvalue
     return files
 
 

@@ -21,10 +21,10 @@ class TimmNet(Backbone):
         self.name, self.channels, self.size = name, channels, size
         try:
             self.net = self._create()
-        except (RuntimeError, ValueError, AssertionError) as error:
+            with torch.no_grad():  # timm's num_features is not always the width of the output
+                self.width = int(self.net.eval()(torch.zeros(1, channels, size, size)).shape[1])
+        except (RuntimeError, ValueError, AssertionError) as error:  # also if an image is too small for all the layers
             raise UsageError(f"timm cannot create '{name}' for {size}-pixel images ({error})") from error
-        with torch.no_grad():  # timm's num_features is not always the width of the output
-            self.width = int(self.net.eval()(torch.zeros(1, channels, size, size)).shape[1])
         self.map_widths = []
 
     def _create(self, **options: Any) -> Any:
