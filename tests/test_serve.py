@@ -332,7 +332,7 @@ def test_a_damaged_version_is_reported_and_the_one_before_answers(taught: Server
         (["--host", "192.0.2.1", "--token", "twelve-and-more"], "check --host"),
         (["--host", "nowhere.invalid", "--token", "twelve-and-more"], "check --host"),
         (["--port", "99999"], "--port"),
-        (["--demo"], "remove the name of the model"),
+        (["--demo"], "remove the model's name"),
     ],
 )
 def test_unsafe_options_are_refused(cli: Cli, options: list[str], message: str) -> None:
