@@ -12,7 +12,7 @@
 #                  OPTIONS="--every 20" or OPTIONS="--only learn/ridge.py" for fewer
 #   make bench     measure it, in ratios of one run
 #   make lock      write requirements.lock, with the hashes of all packages
-#   make audit     look for known vulnerabilities in them (asks the Python package index)
+#   make audit     look for known vulnerabilities in them (asks the Python package index), and watch that none contacts its makers
 #   make readme    run the README's commands in order, and print how long each takes
 #   make results   write docs/results.md from the runs in results/
 #   make docs      build the documentation site in site/; open site/index.html
@@ -27,7 +27,7 @@ run: $(VENV)/.core
 	$(BIN)/equipoise compare glyphs --methods ce+kd,wa --seeds 0 --launcher processes --out runs/demo
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 torture: $(VENV)/.dev
 	$(BIN)/python -m tests.faults.torture --lanes 2 $(OPTIONS)
@@ -69,6 +69,7 @@ lock: $(VENV)/.audit
 
 audit: $(VENV)/.audit
 	$(BIN)/pip-audit --disable-pip --require-hashes -r requirements.lock
+	EQUIPOISE_WATCH=1 $(BIN)/python -m pytest tests/test_telemetry.py
 
 readme:
 	$(PYTHON) tools/run_readme.py $(OPTIONS)
@@ -96,7 +97,7 @@ $(VENV)/.dev: $(VENV)/.core
 	@$(BROWSER)
 	@touch $@
 
-$(VENV)/.audit: $(VENV)/.core
+$(VENV)/.audit: $(VENV)/.dev
 	@$(PIP) install -c constraints.txt uv pip-audit
 	@touch $@
 

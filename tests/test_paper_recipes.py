@@ -308,7 +308,7 @@ def test_every_setting_of_these_recipes_is_in_the_table(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", [CIFAR, HUNDRED, THOUSAND])
 def test_the_page_lists_the_methods_with_the_schedule_of_wa(recipe: str) -> None:
     text = " ".join(DOCS.read_text(encoding="utf-8").split())
-    found = re.search(r"has WA's schedule: ([^.]+), and on ImageNet (`[^.]+)\.", text)
+    found = re.search(r"uses WA's schedule: ([^.]+), and on ImageNet (`[^.]+)\.", text)
     assert found
     everywhere, on_imagenet = found.groups()
     listed = set(re.findall(r"`([^`]+)`", everywhere if recipe == CIFAR else everywhere + on_imagenet))
