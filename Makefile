@@ -26,6 +26,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 run: $(VENV)/.core
 	$(BIN)/equipoise compare glyphs --methods ce+kd,wa --seeds 0 --launcher processes --out runs/demo
 
+# Three processes for two cores: tests often wait for processes that they started.
 test: check
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
