@@ -71,7 +71,7 @@ def measure(count: int = 1920, rounds: int = 3) -> Iterator[Row]:
         schedule = Schedule(epochs=1, batch_size=batch, lr=0.01, lr_schedule="constant", weight_decay=1e-4)
         fit = prepare("replay", "resnet32", images, schedule)
         works = {"ours": lambda fit=fit: seconds(lambda: fit.train(images))}
-        for workers in (0, len(os.sched_getaffinity(0))):
+        for workers in (0, os.cpu_count() or 1):
             epoch = plain_loop(images, schedule, workers)
             works[f"{workers} workers"] = lambda epoch=epoch: seconds(epoch)
         times = interleave(works, rounds)

@@ -273,6 +273,7 @@ def test_a_client_in_an_ipv6_network_is_its_network() -> None:
 
     assert seen("2001:db8::1") == seen("2001:db8::2:3") != seen("2001:db8:0:1::1")
     assert seen("fe80::1%eth0") == "fe80::/64"
+    assert seen("::ffff:192.0.2.1") == "192.0.2.1" != seen("::ffff:192.0.2.2")
     assert (seen("192.0.2.1"), address_of({"client": None})) == ("192.0.2.1", "127.0.0.1")
 
 

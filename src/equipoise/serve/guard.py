@@ -201,7 +201,10 @@ class Guesses:
 def address_of(scope: Scope) -> str:
     """Return the client's address; of IPv6, the network, because a client has all addresses in it."""
     address = ipaddress.ip_address((scope.get("client") or ("127.0.0.1", 0))[0].partition("%")[0])
-    return str(address if address.version == 4 else ipaddress.ip_network((address, 64), strict=False))
+    if address.version == 4:
+        return str(address)
+    # a server that listens on IPv6 sees IPv4 clients as addresses of one network
+    return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
 def _session(token: str, port: int) -> str:
